@@ -100,7 +100,7 @@ impl Agent {
         })
     }
 
-    /// The lifecycle, which keeps it running.
+    /// The lifecycle, which keeps the agent running.
     pub fn lifecycle(&self) -> &Arc<Lifecycle> {
         &self.lifecycle
     }
@@ -110,17 +110,17 @@ impl Agent {
         &self.engine
     }
 
-    /// Its mounts.
+    /// The mounts of the agent.
     pub fn mounts(&self) -> &Arc<MountManager> {
         &self.mounts
     }
 
-    /// Its jobs.
+    /// The jobs of the agent.
     pub fn jobs(&self) -> &Arc<JobQueue> {
         &self.jobs
     }
 
-    /// Its publications.
+    /// The publications of the agent.
     pub fn publications(&self) -> &Arc<Publications> {
         &self.publications
     }

@@ -83,7 +83,7 @@ pub struct MountRequest {
     /// Owner of all files.
     #[serde(default)]
     pub uid: Option<u32>,
-    /// Their group.
+    /// Group of all files.
     #[serde(default)]
     pub gid: Option<u32>,
     /// What serves the mount once it is staged; by default as the agent is configured.
@@ -127,7 +127,7 @@ fn bare(text: &Secret) -> Result<(Secret, bool), bdnfs::error::Error> {
 /// A tenant's part of a mirror.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MirrorRequest {
-    /// Its URL.
+    /// The URL of the mirror.
     pub url: Secret,
     /// The tenant whose part of the mirror is read.
     pub tenant: String,
@@ -147,24 +147,24 @@ impl MirrorRequest {
 /// A source that is mounted.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MountInfo {
-    /// Its number. It stays the same while the agent lives; a node agent restores it with the mount.
+    /// The number of the mount. It stays the same while the agent lives; a node agent restores it with the mount.
     pub id: u64,
-    /// Its source, as the origin names it.
+    /// The source, as the origin names it.
     pub source: String,
-    /// Its source as it was asked for, without a signature. An older agent does not say it.
+    /// The source as it was asked for, without a signature. An older agent does not say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requested: Option<String>,
     /// The mount point.
     pub mountpoint: PathBuf,
     /// The snapshot's id, in hexadecimal.
     pub snapshot: String,
-    /// How many regular files it has.
+    /// Number of regular files.
     pub files: u64,
-    /// Their sizes together, in bytes.
+    /// Total size of the files, in bytes.
     pub bytes: u64,
     /// Whether the kernel reads whole files by itself.
     pub passthrough: bool,
-    /// What serves it: the agent (FUSE), or once it is staged the kernel alone. An older agent does not say it.
+    /// What serves the mount: the agent (FUSE), or once it is staged the kernel alone. An older agent does not say it.
     #[serde(default)]
     pub via: MountBackend,
     /// Notes for the user, a sentence each.
@@ -173,13 +173,13 @@ pub struct MountInfo {
 }
 
 impl MountInfo {
-    /// Its source as it was asked for, where that is known; else as the origin names it.
+    /// The source as it was asked for, where that is known; else as the origin names it.
     pub fn requested(&self) -> &str {
         self.requested.as_deref().unwrap_or(&self.source)
     }
 }
 
-/// How a mount is doing.
+/// The status of a mount.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MountStatus {
     /// The mount itself.
@@ -198,7 +198,7 @@ pub struct MountStatus {
 /// Progress and outcome of staging a mount.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StageStatus {
-    /// The figures.
+    /// Bytes and files that are staged.
     #[serde(flatten)]
     pub progress: Progress,
     /// Running, done or failed.
@@ -209,26 +209,26 @@ pub struct StageStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StageState {
-    /// It is under way.
+    /// Staging is under way.
     Running,
     /// All is local, verified and leased.
     Done,
-    /// It failed.
+    /// Staging failed.
     Failed(Failure),
 }
 
 /// An agent and all that it hosts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AgentStatus {
-    /// Itself.
+    /// The agent.
     #[serde(rename = "daemon")]
     pub agent: AgentInfo,
-    /// Its mounts, oldest first.
+    /// The mounts of the agent, oldest first.
     pub mounts: Vec<MountStatus>,
     /// Mounts of an earlier run of the agent that could not be restored.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<LostMount>,
-    /// What containers see.
+    /// The publications of the agent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub publications: Vec<publication::PublicationStatus>,
 }
@@ -237,13 +237,13 @@ pub struct AgentStatus {
 /// something else is mounted in its place.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LostMount {
-    /// Its number.
+    /// The number of the mount.
     pub id: u64,
-    /// Its source.
+    /// The source of the mount.
     pub source: String,
-    /// Its former mount point.
+    /// The former mount point.
     pub mountpoint: PathBuf,
-    /// Why it isn't any more.
+    /// Why it could not be restored.
     pub why: Failure,
 }
 
@@ -265,18 +265,18 @@ impl AgentStatus {
 /// An agent and its cache.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AgentInfo {
-    /// The version of bdnfs that it is.
+    /// The version of bdnfs.
     pub version: String,
-    /// Its process id.
+    /// The process id.
     pub pid: u32,
-    /// Its cache directory.
+    /// The cache directory.
     pub cache: PathBuf,
     /// Whether it is a node agent, which stays when nothing is mounted.
     #[serde(rename = "agent")]
     pub persistent: bool,
     /// Whether what was mounted before it started is back.
     pub ready: bool,
-    /// How full that is.
+    /// The space that the cache uses and may use.
     pub usage: Usage,
     /// Work done since it started.
     #[serde(default)]

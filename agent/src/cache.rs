@@ -23,7 +23,7 @@ use crate::context::Context;
 /// The directory of an agent's state, in that of the cache.
 const STATE_DIRECTORY: &str = "state";
 
-/// Of a disk that others use too, this part stays free...
+/// The part of the cache's disk that stays free for others, in percent...
 const RESERVE_PERCENT: u64 = 5;
 /// ...but no more than this: on a disk of many terabytes 20 GiB are room enough for logs and checkpoints.
 const RESERVE_MAX_BYTES: u64 = 20 << 30;
@@ -38,9 +38,9 @@ const LOG_MAX_BYTES: u64 = 10 << 20;
 /// A cache directory that exists.
 #[derive(Clone, Debug)]
 pub struct CacheConfig {
-    /// Its path, absolute and without links.
+    /// The path of the cache directory, absolute and without links.
     pub dir: PathBuf,
-    /// The most that it may hold, in bytes.
+    /// The size limit of the cache, in bytes.
     pub size: Option<u64>,
     /// The space that stays free on its disk, in bytes; by default a part of that disk.
     pub reserve: Option<u64>,
@@ -61,7 +61,7 @@ impl CacheConfig {
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk) where the size of the disk is unknown.
     pub fn engine_config(&self) -> Result<Config> {
         let disk = rustix::fs::statvfs(&self.dir)
-            .with_context(|| format!("cannot see how large the disk of {} is", self.dir.display()))?;
+            .with_context(|| format!("cannot read the size of the disk of {}", self.dir.display()))?;
         let usual = reserve(disk.f_blocks.saturating_mul(disk.f_frsize));
         let limits = Limits { capacity: self.size, reserve: self.reserve.unwrap_or(usual) };
         let (cache, tenant) = (self.dir.clone(), self.tenant.clone());
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reserve_of_a_disk_is_a_twentieth_up_to_a_limit() {
+    fn cache_reserve_is_5_percent_up_to_20_gib() {
         assert_eq!(reserve(100 << 30), 5 << 30);
         assert_eq!(reserve(10 << 40), 20 << 30);
     }

@@ -197,6 +197,6 @@ fn id_and_tenants(config: &ClusterConfig, identity: Option<&Identity>) -> Result
 /// The size of the disk of `cache`, in bytes.
 fn disk(cache: &Path) -> Result<u64> {
     let disk = rustix::fs::statvfs(cache);
-    let disk = disk.map_err(|e| Error::disk("cannot see how large the cache's disk is", e.into()))?;
+    let disk = disk.map_err(|e| Error::disk("cannot read the size of the cache's disk", e.into()))?;
     Ok(disk.f_blocks.saturating_mul(disk.f_frsize))
 }

@@ -7,17 +7,17 @@ use tokio::sync::{Notify, watch};
 
 use crate::api::{ApiResult, Failure};
 
-/// Whether an agent runs, and why.
+/// The lifecycle of an agent: its users, its readiness, its end.
 #[derive(Debug)]
 pub struct Lifecycle {
     persistent: bool,
     /// How many [`KeepAlive`]s there are.
     users: Mutex<usize>,
-    /// A user has gone.
+    /// Notified when a user has gone.
     released: Notify,
-    /// Something was asked of it.
+    /// Notified when a mount or job was requested.
     requested: Notify,
-    /// It was asked to unmount everything and to end.
+    /// Notified when the agent was asked to unmount everything and to end.
     stop: Notify,
     ready: watch::Sender<bool>,
     closing: watch::Sender<bool>,
@@ -53,13 +53,13 @@ impl Lifecycle {
         self.persistent
     }
 
-    /// Keeps it running.
+    /// Keeps the agent running.
     pub fn keep_alive(self: &Arc<Self>) -> KeepAlive {
         *self.users.lock() += 1;
         KeepAlive(Arc::clone(self))
     }
 
-    /// Keeps it running for a new mount or job.
+    /// Keeps the agent running for a new mount or job.
     ///
     /// # Errors
     /// [`Failure::CLOSING`] where it is about to end.
@@ -125,12 +125,12 @@ impl Lifecycle {
         let _ = self.closing.subscribe().wait_for(|closing| *closing).await;
     }
 
-    /// Asks it to unmount everything and to end.
+    /// Asks the agent to unmount everything and to end.
     pub fn request_stop(&self) {
         self.stop.notify_one();
     }
 
-    /// Waits until that is asked. For one waiter.
+    /// Waits until a stop is requested. For one waiter.
     pub async fn stop_requested(&self) {
         self.stop.notified().await;
     }

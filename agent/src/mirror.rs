@@ -5,9 +5,13 @@ use std::path::PathBuf;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::{Ref, source_key};
+use bdnfs::mirroring::MirrorConfig;
 use bdnfs::source::{Access, Patterns, Secret, Uri};
 
 use crate::api::MirrorRequest;
+
+/// The memory that the content of a source on its way to a mirror may hold, in bytes: jobs have the rest of the machine.
+pub const MIRROR_CONFIG: MirrorConfig = MirrorConfig { memory: 128 << 20 };
 
 /// The part of `tenant` of this machine's own mirror.
 pub fn default_request(tenant: &str) -> Result<MirrorRequest> {
@@ -15,7 +19,7 @@ pub fn default_request(tenant: &str) -> Result<MirrorRequest> {
     Ok(MirrorRequest { url, tenant: tenant.to_owned(), access: Access::default() })
 }
 
-/// This machine's own mirror, a directory.
+/// The URI of this machine's own mirror, a directory.
 pub fn default_uri() -> Result<Uri> {
     let directory = if rustix::process::geteuid().is_root() {
         PathBuf::from("/var/lib/bdnfs/mirror")

@@ -51,9 +51,9 @@ pub use sources::SourceConfig;
 /// The directory in the cache with the bases.
 const BASES_DIRECTORY: &str = "bases";
 /// How long a request is held at most: any runtime's deadline is shorter, and it may come again.
-const WAIT_MAX: Duration = Duration::from_secs(60 * 60);
+const PUBLISH_WAIT_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// What may be published, and where.
+/// The configuration of publications: what may be published, and where.
 #[derive(Clone, Debug)]
 pub struct PublicationConfig {
     /// The directories below which targets lie.
@@ -84,9 +84,9 @@ impl Default for PublicationConfig {
 /// The state that a request for a publication waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Milestone {
-    /// Its source was found, and its snapshot is known.
+    /// The source was found, and its snapshot is known.
     Resolved,
-    /// It is at its path.
+    /// The source is mounted at its path.
     Published,
 }
 
@@ -108,7 +108,7 @@ pub struct Publications {
 }
 
 impl Publications {
-    /// Those of the cache, whose lock the caller holds; what was published in this boot is [restored](Self::restore) later.
+    /// The publications of the cache, whose lock the caller holds; those of this boot are [restored](Self::restore) later.
     /// Touches the local disk.
     ///
     /// # Errors
@@ -188,7 +188,7 @@ impl Publications {
             () = publication.resolved(), if milestone == Milestone::Resolved => {}
             () = publication.await_outcome() => {}
             () = self.lifecycle.closed() => return Err(Failure::closing()),
-            () = tokio::time::sleep(wait.min(WAIT_MAX)) => {}
+            () = tokio::time::sleep(wait.min(PUBLISH_WAIT_MAX)) => {}
         }
         drop(waiter);
         match publication.failure() {
@@ -263,7 +263,7 @@ impl Publications {
         self.mounts.renew_secret(mount, access).await;
     }
 
-    /// Binds what was unmounted behind our back.
+    /// Binds a target again that was unmounted from outside.
     async fn bind_again(&self, publication: &Arc<Publication>) -> ApiResult<()> {
         let (Some(target), Some(base)) = (publication.target.clone(), publication.base()) else {
             return Ok(());
@@ -299,7 +299,7 @@ impl Publications {
         Ok(removed.await?)
     }
 
-    /// How a publication is doing.
+    /// The status of a publication.
     ///
     /// # Errors
     /// [`Kind::NotFound`].
@@ -308,7 +308,7 @@ impl Publications {
         self.table.lock().get(key).map(|publication| publication.status()).ok_or_else(missing)
     }
 
-    /// How all are doing.
+    /// The status of all publications.
     pub fn list(&self) -> Vec<PublicationStatus> {
         self.all().iter().map(|publication| publication.status()).collect()
     }
@@ -361,7 +361,7 @@ impl Publications {
         match self.deploy(&publication).await {
             Ok(message) => {
                 publication.set_published(message);
-                self.attend(publication).await;
+                self.unpublish_when_cancelled(publication).await;
             }
             Err(failure) => {
                 self.take_down(&publication, true).await;
@@ -376,8 +376,8 @@ impl Publications {
         }
     }
 
-    /// Waits until a published one is to end for good, and ends it. One that was suspended while it was bound stays as it is.
-    async fn attend(self: Arc<Self>, publication: Arc<Publication>) {
+    /// Waits until a published one is cancelled, and takes it down. One that was suspended while it was bound stays as it is.
+    async fn unpublish_when_cancelled(self: Arc<Self>, publication: Arc<Publication>) {
         publication.cancelled().await;
         self.take_down(&publication, false).await;
         tracing::info!("unpublished {} ({})", publication.source, publication.key);

@@ -23,9 +23,9 @@ const STATE_DIRECTORY: &str = "state";
 /// The version of what is written. A higher one is left alone.
 const VERSION: u32 = 1;
 /// The suffix of a record's file name.
-const SUFFIX: &str = ".json";
+const RECORD_SUFFIX: &str = ".json";
 /// The prefix of the name of one that is being written.
-const DRAFT: &str = ".draft-";
+const DRAFT_PREFIX: &str = ".draft-";
 
 /// The records of one kind. All functions block on the local disk.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
         Ok(Self { directory, kind: PhantomData })
     }
 
-    /// Changes the time of their directory: a disk that takes no changes fails, or waits.
+    /// Touches the directory of the records: a disk that takes no changes fails, or waits.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
@@ -64,7 +64,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
         utimensat(CWD, self.directory.path(), &times, AtFlags::empty()).map_err(|e| self.fault(e.into()))
     }
 
-    /// All of them, by name, in no order. Unreadable ones are logged, and stay.
+    /// All records with their names, in no order. Unreadable ones are logged, and stay.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk) when the directory can't be read.
@@ -74,9 +74,9 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
         for entry in list().map_err(|e| self.fault(e))? {
             let path = entry.path();
             let file_name = entry.file_name();
-            let Some(name) = file_name.to_str().and_then(|name| name.strip_suffix(SUFFIX)) else {
+            let Some(name) = file_name.to_str().and_then(|name| name.strip_suffix(RECORD_SUFFIX)) else {
                 // A draft that a crash left: none is being written now.
-                if file_name.as_encoded_bytes().starts_with(DRAFT.as_bytes()) {
+                if file_name.as_encoded_bytes().starts_with(DRAFT_PREFIX.as_bytes()) {
                     let _ = fs::remove_file(&path);
                 }
                 continue;
@@ -89,26 +89,26 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
         Ok(found)
     }
 
-    /// The one called `name`, if it is there.
+    /// The record called `name`, if it is there.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk) also when it can't be read.
     pub fn get(&self, name: &str) -> Result<Option<T>> {
-        match read(&self.directory, OsStr::new(&format!("{name}{SUFFIX}"))) {
+        match read(&self.directory, OsStr::new(&format!("{name}{RECORD_SUFFIX}"))) {
             Ok(record) => Ok(Some(record)),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
             Err(e) => Err(self.fault(e)),
         }
     }
 
-    /// Writes one, in place of what has the same `name`, which must be fit for a file name. It is on the disk when this
+    /// Writes a record, in place of what has the same `name`, which must be fit for a file name. It is on the disk when this
     /// returns.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace); then the old one stands.
     pub fn put(&self, name: &str, record: &T) -> Result<()> {
         let write = || {
-            let mut draft = NamedTempFile::with_prefix_in(DRAFT, self.directory.path())?;
+            let mut draft = NamedTempFile::with_prefix_in(DRAFT_PREFIX, self.directory.path())?;
             serde_json::to_writer_pretty(&mut draft, &Versioned { version: VERSION, record })?;
             draft.flush()?;
             draft.as_file().sync_all()?;
@@ -118,7 +118,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
         write().map_err(|e| self.fault(e))
     }
 
-    /// Removes one, if it is there, for good.
+    /// Removes a record durably, if it is there.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
@@ -130,7 +130,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(format!("{name}{SUFFIX}"))
+        self.directory.path().join(format!("{name}{RECORD_SUFFIX}"))
     }
 
     fn fault(&self, error: io::Error) -> Error {
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_outlive_their_writer_and_broken_ones_are_passed_over() {
+    fn records_survive_a_restart_and_unreadable_ones_are_skipped() {
         let cache = tempfile::tempdir().expect("directory");
         let records = Records::<Vec<u32>>::open(cache.path(), "things").expect("records");
         records.put("1", &vec![1]).expect("written");

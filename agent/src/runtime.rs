@@ -34,12 +34,12 @@ pub fn block_on_threads<T, E: From<io::Error>>(work: impl Future<Output = Result
     done
 }
 
-/// Lets all other work go before that of this thread, on the processors and on the disk. Best effort.
+/// Lowers the priority of this thread to the least, on the processors and on the disk. Best effort.
 pub fn lower_priority() {
     lower_priority_to(19);
 }
 
-/// The same, but that it has a share of the processors that others keep busy: less, the higher `nice` is (sched(7)).
+/// Lowers the priority of this thread to `nice` on the processors (sched(7)), and to the least on the disk. Best effort.
 pub fn lower_priority_to(nice: i32) {
     let _ = rustix::process::setpriority_process(None, nice);
     // IOPRIO_WHO_PROCESS, this thread, IOPRIO_CLASS_IDLE (linux/ioprio.h).

@@ -45,9 +45,9 @@ const SAVER_LOCK_FILE: &str = "saver.lock";
 /// The least exit code that a shell has for a command which a signal ended.
 const SIGNALED_CODE: i32 = 128;
 
-/// Its priority, as of nice(1): a tenth of a processor where a job keeps all of them busy. At 19 it has a hundredth, and what is to be
+/// The priority of a saver, as of nice(1): a tenth of a processor where a job keeps all of them busy. At 19 it has a hundredth, and what is to be
 /// saved piles up.
-const NICE: i32 = 10;
+const SAVER_NICE: i32 = 10;
 
 /// The order of a saver. It travels over a pipe, for there are secrets in it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -96,11 +96,11 @@ impl SaveOrder {
 /// How the commands of a job ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum JobEnd {
-    /// In good order.
+    /// The commands succeeded.
     Completed,
-    /// By themselves, in another way.
+    /// The commands failed.
     Failed,
-    /// By a signal: what they were writing is torn.
+    /// A signal ended the commands: what they were writing is torn.
     Killed,
 }
 
@@ -133,7 +133,7 @@ pub fn run() -> Result<()> {
     let _ = rustix::process::setsid();
     rustix::thread::set_name(c"bdnfs-save").context("cannot name the process")?;
     ignore_lease_signal();
-    runtime::lower_priority_to(NICE);
+    runtime::lower_priority_to(SAVER_NICE);
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).context("cannot read the saver's order")?;
     let order: SaveOrder = serde_json::from_str(&line).context("the saver's order is invalid")?;
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_is_saved_only_while_it_is_as_it_was_saved() {
+    fn is_all_saved_after_a_later_write_is_false() {
         let volume = tempfile::tempdir().unwrap();
         let checkpoints = volume.path().join("checkpoints");
         let is_all_saved = || is_all_saved(volume.path(), &checkpoints).unwrap();

@@ -60,7 +60,7 @@ impl AgentServer {
         let (engine_config, runtime) = (config.cache.engine_config()?, Handle::current());
         let (engine, eviction_pause) = blocking(move || Engine::open_held(&engine_config, runtime)).await?;
         if !config.persistent {
-            CacheClaim::of_nobody(cache)?;
+            CacheClaim::ensure_unclaimed(cache)?;
         }
         let mut sockets = vec![ControlSocket::bind(&api::socket::of_cache(cache))?];
         match config.socket.as_deref().map(ControlSocket::bind_beside).transpose() {
@@ -166,7 +166,7 @@ async fn await_end(agent: &Agent, shutdown: impl Future<Output = io::Result<Shut
         shutdown = shutdown => match shutdown {
             Ok(how) => agent.shut_down(how).await,
             Err(error) => {
-                tracing::warn!("signals can't be received: {error}");
+                tracing::warn!("cannot receive signals: {error}");
                 lifecycle.idle().await;
             }
         },

@@ -40,8 +40,8 @@ pub const CHECKPOINT_PLACE: &str = "/mnt/ckpts";
 const DIRECTORY_VARIABLE: &str = "BDNFS_VOLUMES_DIR";
 /// The most that a cache may occupy where no configuration says it, in bytes: what one has on the platform.
 const DEFAULT_CACHE_LIMIT: u64 = 1_000_000_000_000;
-/// How long a failed save is tried again by default: a mirror is repaired within a day.
-const GIVE_UP: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long a failed save is retried by default: a mirror is repaired within a day.
+const DEFAULT_GIVE_UP: Duration = Duration::from_secs(24 * 60 * 60);
 /// The directory of a tenant's jobs, in that of the tenant.
 const JOBS_DIRECTORY: &str = "jobs";
 /// The directory of what is being removed, in that of the tenant.
@@ -71,7 +71,7 @@ impl Default for VolumeConfig {
             scratch_limit: None,
             cache_limit: DEFAULT_CACHE_LIMIT,
             upload_rate: None,
-            give_up: GIVE_UP,
+            give_up: DEFAULT_GIVE_UP,
         }
     }
 }
@@ -105,7 +105,7 @@ impl Volumes {
         &self.config.dir
     }
 
-    /// Their configuration.
+    /// The configuration of volumes.
     pub fn config(&self) -> &VolumeConfig {
         &self.config
     }
@@ -155,7 +155,7 @@ pub struct JobVolume {
 }
 
 impl JobVolume {
-    /// Its directory.
+    /// The directory of the volume.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn clear_removes_what_nobody_holds_and_no_job_needs() {
+    fn clear_removes_volumes_neither_locked_nor_needed() {
         let home = tempfile::tempdir().unwrap();
         let volumes = volumes(home.path());
         let of = |id: &str| {
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn lock_counts_as_held_unless_it_is_free_or_not_there() {
+    fn is_locked_of_a_free_or_missing_file_is_false() {
         let home = tempfile::tempdir().unwrap();
         let path = |name: &str| home.path().join(name);
         assert!(!is_locked(&path("missing")));

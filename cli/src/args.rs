@@ -41,7 +41,7 @@ enum Command {
     Top(top::TopArgs),
     /// List the files of a source without mounting it
     Ls(ls::ListArgs),
-    /// Tell how a source is known in a cluster
+    /// Print the node affinity for a source
     Source(source::SourceCommandArgs),
     /// Check a configuration file and every source it names
     Check(check::CheckArgs),
@@ -61,7 +61,7 @@ enum Command {
     Csi(csi::CsiArgs),
     /// Mount the weights that a container's annotation names; podman and CRI-O run it
     OciHook(oci_hook::OciHookArgs),
-    /// Stage what the jobs of Slurm name; its prologs and epilogs run it
+    /// Stage the sources of Slurm jobs; prologs and epilogs run it
     Slurm(slurm::SlurmCommandArgs),
     /// Keep the mounts of this node's agent while that is replaced: a service beside an agent in a container
     Fdstore(fdstore::FdstoreArgs),
@@ -102,8 +102,8 @@ impl Cli {
         };
         let collector = match &self.command {
             Command::Agent(agent) => agent.collector(&config)?,
-            Command::Daemon(_) => OtlpEndpoint::ambient()?,
-            Command::Mount(mount) if mount.is_foreground() => OtlpEndpoint::ambient()?,
+            Command::Daemon(_) => OtlpEndpoint::from_environment()?,
+            Command::Mount(mount) if mount.is_foreground() => OtlpEndpoint::from_environment()?,
             _ => None,
         };
         // Dropped at the end, which sends the last traces and writes the last lines.

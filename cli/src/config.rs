@@ -20,7 +20,7 @@ const MAX_CONFIG_DEPTH: usize = 64;
 /// How many values a document may have, those that aliases repeat counted each time.
 const MAX_VALUES: usize = 1 << 18;
 /// The warning about a key that one mapping has twice, as Truss warns.
-const DUPLICATE_KEY: &str = "duplicate key; the last one counts";
+const DUPLICATE_KEY_WARNING: &str = "duplicate key; the last one counts";
 
 /// The language of a configuration file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

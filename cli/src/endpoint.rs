@@ -31,7 +31,7 @@ impl Endpoint {
         }
     }
 
-    /// Its control socket.
+    /// The control socket of the agent.
     pub fn socket(&self) -> PathBuf {
         match self {
             Self::Agent(socket) => socket.clone(),

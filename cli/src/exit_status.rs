@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::Error;
 
 /// The exit status of most commands that fail.
-const FAILURE: u8 = 1;
+const DEFAULT_EXIT_CODE: u8 = 1;
 
 /// A failure of a command that does not exit with 1.
 #[derive(Debug)]
@@ -35,5 +35,5 @@ impl std::error::Error for ExitStatusError {
 
 /// The exit code of a command that failed with `error`.
 pub fn exit_code(error: &Error) -> u8 {
-    error.downcast_ref::<ExitStatusError>().map_or(FAILURE, |error| error.code)
+    error.downcast_ref::<ExitStatusError>().map_or(DEFAULT_EXIT_CODE, |error| error.code)
 }

@@ -8,12 +8,12 @@ use anyhow::{Context, Result};
 use crossbeam::channel::{Receiver, Sender, bounded};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// How many lines may wait. What comes on top of them while the disk does not answer is lost.
-const QUEUED_LINES: usize = 4096;
+/// How many lines may wait. Further ones are lost while the disk does not answer.
+const LOG_QUEUE_LEN: usize = 4096;
 /// How long the last lines may take at the end of the process.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The way to the thread.
+/// The queue of lines to the log thread.
 #[derive(Clone, Debug)]
 pub struct LogQueue(Sender<Vec<u8>>);
 
@@ -38,7 +38,7 @@ impl Drop for LogGuard {
 
 /// Starts a thread that writes lines to stderr.
 pub fn start() -> Result<(LogQueue, LogGuard)> {
-    let (queue, lines) = bounded::<Vec<u8>>(QUEUED_LINES);
+    let (queue, lines) = bounded::<Vec<u8>>(LOG_QUEUE_LEN);
     let (done, written) = bounded(0);
     let write = move || {
         for line in lines.iter().take_while(|line| !line.is_empty()) {

@@ -28,7 +28,7 @@ pub enum MountPointError {
     /// Another file system is mounted there.
     #[error("another file system ({1}) is already mounted on {0}; unmount it, or choose another mount point")]
     OtherFileSystem(String, String),
-    /// Its path cannot be sent as text.
+    /// The path cannot be sent as text.
     #[error("mount point {0} is not valid UTF-8; choose another")]
     NotUtf8(String),
     /// The kernel has no FUSE.
@@ -44,7 +44,7 @@ pub enum MountPointError {
 /// A mount point that can be used.
 #[derive(Debug)]
 pub struct MountPoint {
-    /// Its path, absolute and without links.
+    /// The path of the mount point, absolute and without links.
     pub path: PathBuf,
     /// Notes for the user, a sentence each.
     pub notes: Vec<String>,

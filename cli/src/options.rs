@@ -14,7 +14,7 @@ pub struct MountOptions {
 }
 
 /// Options without effect: a read-only mount without devices has them anyway, or they only say when to mount.
-const IGNORED: &str = "ro defaults nosuid nodev noatime nodiratime relatime async _netdev auto noauto nofail default_permissions";
+const IGNORED_OPTIONS: &str = "ro defaults nosuid nodev noatime nodiratime relatime async _netdev auto noauto nofail default_permissions";
 
 /// Parses a list: `ro,allow_other,uid=1000`.
 pub fn parse(list: &str) -> Result<MountOptions, String> {
@@ -32,11 +32,11 @@ pub fn parse(list: &str) -> Result<MountOptions, String> {
     Ok(options)
 }
 
-/// Whether an option has no effect: a comment, or one of [`IGNORED`].
+/// Whether an option has no effect: a comment, or one of [`IGNORED_OPTIONS`].
 pub fn is_ignored(option: &str) -> bool {
     option.starts_with("x-")
         || option.starts_with("X-")
-        || IGNORED.split(' ').any(|ignored| ignored == option)
+        || IGNORED_OPTIONS.split(' ').any(|ignored| ignored == option)
 }
 
 /// The message for an option that is not known.

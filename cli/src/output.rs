@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mount_summary_of_a_mount_is_one_line() {
+    fn mount_summary_is_one_line() {
         let mounted = MountInfo {
             id: 1,
             source: "s3://models/x".to_owned(),

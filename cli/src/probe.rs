@@ -21,7 +21,7 @@ const PATH_MAX: usize = 4096;
 pub enum MountHealth {
     /// The agent at this socket serves it.
     Alive(PathBuf),
-    /// Its agent is gone.
+    /// The agent of the mount is gone.
     Dead,
     /// The mount does not answer in time.
     Unresponsive,

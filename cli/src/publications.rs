@@ -13,7 +13,7 @@ use bdnfs_agent::api::socket;
 use crate::access::AccessArgs;
 use crate::source::Source;
 
-/// How soon an agent is asked again that was not there: it restarts in a second.
+/// The pause before an agent that is away is asked again: it restarts in a second.
 const AGENT_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// How long an agent may be away.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,10 +31,10 @@ pub struct PublisherArgs {
 }
 
 impl PublisherArgs {
-    /// The agent.
+    /// The client of the agent.
     pub fn client(&self) -> Result<Client> {
         let socket = self.socket.clone().or_else(socket::well_known);
-        Ok(Client::new(socket.context("there is no agent; name its --socket")?))
+        Ok(Client::new(socket.context("no control socket of an agent found; name it with --socket")?))
     }
 
     /// The request for all of `source` on behalf of `holder`.

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn name_with_control_characters_is_escaped_once() {
+    fn printable_of_control_characters_escapes_once() {
         for (bytes, on_a_line, in_json) in [
             (&b"a/b.bin"[..], "a/b.bin", "a/b.bin"),
             ("é\u{2028}".as_bytes(), "é\u{2028}", "é\u{2028}"),

@@ -13,29 +13,33 @@ const API_SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The address of the API server, and the credentials for it.
 #[derive(Clone, Debug)]
 pub struct ApiServerConfig {
-    /// Its URL.
+    /// The URL of the API server.
     pub url: String,
-    /// The certificates of its authority (PEM).
+    /// The file with the CA certificates of the API server (PEM).
     pub authority: PathBuf,
     /// The file with the token of the service account. It is read anew each time.
     pub token: PathBuf,
 }
 
-/// Asks the API server.
+/// A client of the API server.
 pub struct ApiServer {
     config: ApiServerConfig,
     client: reqwest::Client,
 }
 
 impl ApiServer {
-    /// Asks as `config` says.
+    /// The client that `config` describes.
     ///
     /// # Errors
     /// [`Kind::Disk`] or [`Kind::Invalid`] where there are no certificates.
     pub fn new(config: ApiServerConfig) -> Result<Self> {
         let path = &config.authority;
         let of_no_use = |kind, e: Box<dyn std::error::Error + Send + Sync>| {
-            Error::with(kind, format!("cannot use the authority of the API server, {}", path.display()), e)
+            Error::with(
+                kind,
+                format!("cannot use the CA certificates of the API server, {}", path.display()),
+                e,
+            )
         };
         let pem = std::fs::read(path).map_err(|e| of_no_use(Kind::Disk, e.into()))?;
         let invalid = |e: reqwest::Error| of_no_use(Kind::Invalid, e.into());
@@ -70,13 +74,15 @@ impl ApiServer {
         let failed = |e: reqwest::Error| {
             let is_missing = e.status() == Some(StatusCode::NOT_FOUND);
             let kind = if is_missing { Kind::NotFound } else { Kind::Unavailable };
-            Error::with(kind, "the API server did not take it", e)
+            Error::with(kind, "the request to the API server failed", e)
         };
         let token = tokio::task::spawn_blocking({
             let path = self.config.token.clone();
             move || std::fs::read_to_string(path)
         });
-        let token = token.await.map_err(|e| Error::with(Kind::Interrupted, "the token was not read", e))?;
+        let token = token
+            .await
+            .map_err(|e| Error::with(Kind::Interrupted, "cannot read the token of the service account", e))?;
         let token = token.map_err(|e| Error::disk("cannot read the token of the service account", e))?;
         let answer =
             request.bearer_auth(token.trim()).send().await.and_then(|answer| answer.error_for_status());

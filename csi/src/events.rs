@@ -12,17 +12,17 @@ use tokio::sync::Semaphore;
 
 use crate::api_server::{ApiServer, ApiServerConfig};
 
-/// How many may be under way; more than that are dropped.
-const MAX_POSTS: usize = 16;
+/// How many posts may be under way; further events are dropped.
+const MAX_POSTS_IN_FLIGHT: usize = 16;
 
 /// A pod, as events refer to it.
 #[derive(Clone, Debug)]
 pub struct PodReference {
-    /// Its namespace.
+    /// The namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// The name of the pod.
     pub name: String,
-    /// Its id.
+    /// The UID of the pod.
     pub uid: String,
 }
 
@@ -39,7 +39,11 @@ impl EventPoster {
     /// # Errors
     /// Those of [`ApiServer::new`].
     pub fn new(config: ApiServerConfig, node: String) -> Result<Self> {
-        Ok(Self { server: ApiServer::new(config)?, node, posts: Arc::new(Semaphore::new(MAX_POSTS)) })
+        Ok(Self {
+            server: ApiServer::new(config)?,
+            node,
+            posts: Arc::new(Semaphore::new(MAX_POSTS_IN_FLIGHT)),
+        })
     }
 
     /// Posts an event about `pod`, in the background.

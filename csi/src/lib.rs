@@ -76,21 +76,21 @@ pub struct TrustPolicy {
 /// The driver of a node.
 #[derive(Debug)]
 pub struct NodeDriver {
-    /// Its name.
+    /// The name of the driver.
     pub name: String,
     /// The name of its node.
     pub node_id: String,
     /// The socket that it listens on.
     pub endpoint: PathBuf,
-    /// Its registration socket, and the path that `endpoint` has for the kubelet. `None`: a sidecar registers it.
+    /// The registration socket, and the path that `endpoint` has for the kubelet. `None`: a sidecar registers the driver.
     pub registration: Option<(PathBuf, PathBuf)>,
     /// The agent, which does the work.
     pub agent: Client,
     /// Which volumes it trusts.
     pub policy: TrustPolicy,
-    /// Where it posts events of pods, if at all.
+    /// The API server for events of pods; `None`: it posts none.
     pub events: Option<ApiServerConfig>,
-    /// Where it labels its node with what that has, if at all.
+    /// The labels of its node; `None`: it sets none.
     pub locality: Option<LocalityConfig>,
 }
 

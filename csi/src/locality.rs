@@ -25,8 +25,8 @@ const KEY_DIGITS: usize = 16;
 const MAX_LABELS: usize = 64;
 /// The taint that a node may start with.
 const NOT_READY_TAINT: &str = "bdnfs.io/agent-not-ready";
-/// How soon a node that is not ready is looked at again.
-const NOT_READY_INTERVAL: Duration = Duration::from_secs(2);
+/// How often a node that is not ready is checked.
+const NOT_READY_POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// A JSON merge patch (RFC 7386).
 const MERGE_PATCH: &str = "application/merge-patch+json";
 
@@ -35,7 +35,7 @@ const MERGE_PATCH: &str = "application/merge-patch+json";
 pub struct LocalityConfig {
     /// The API server, whose service account may get and patch nodes, and get CSINodes.
     pub api_server: ApiServerConfig,
-    /// How often at the most.
+    /// The least time between two patches.
     pub interval: Duration,
 }
 
@@ -79,7 +79,7 @@ impl NodePatcher {
                 // The taint of a node that was ready has gone.
                 is_ready
             });
-            tokio::time::sleep(if is_ready { self.interval } else { NOT_READY_INTERVAL }).await;
+            tokio::time::sleep(if is_ready { self.interval } else { NOT_READY_POLL_INTERVAL }).await;
         }
     }
 
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn label_of_a_source_is_the_same_for_all_revisions_and_differs_by_tenant_and_endpoint() {
+    fn source_label_is_equal_across_revisions_and_differs_by_tenant_and_endpoint() {
         let of = |identity: &str| source_label("team", identity);
         assert_eq!(of("hf://models/o/m@main"), of("hf://models/o/m@0123456789"));
         assert_eq!(of("hf://models/o/m"), of("hf://models/o/m@v1"));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_those_of_the_newest_whole_snapshots() {
+    fn node_labels_are_of_the_newest_complete_snapshots() {
         let sources: Vec<_> = (0..70).map(|number| format!("s3://b/{number}")).collect();
         let mut snapshots: Vec<_> =
             sources.iter().zip(0..).map(|(source, used_at)| (source.as_str(), 2, used_at)).collect();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_of_labels_leave_those_of_others() {
+    fn label_changes_keep_labels_of_others() {
         let node = json!({"metadata": {"labels": {"bdnfs.io/has-a": "true", "bdnfs.io/has-b": "true", "zone": "1"}}});
         let wanted = ["bdnfs.io/has-b", "bdnfs.io/has-c"].map(str::to_owned).into();
         let changes = label_changes(&node, &wanted);

@@ -28,13 +28,13 @@ use crate::volume_context::VolumeContext;
 const CALL_HOLD_TIMEOUT: Duration = Duration::from_secs(100);
 /// How long before its deadline a call is answered.
 const DEADLINE_MARGIN: Duration = Duration::from_secs(10);
-/// How soon an agent is asked again that was not there: it restarts in a second.
-const AGENT_RETRY: Duration = Duration::from_millis(250);
-/// When the first event about a stage is posted, and how often others are: short ones need none.
+/// The pause before an agent that is away is asked again: it restarts in a second.
+const AGENT_RETRY_INTERVAL: Duration = Duration::from_millis(250);
+/// The time to the first event about a stage, and between later ones: short stages need none.
 const EVENT_INTERVALS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 /// How many keys a call may leave unread while it waits for the agent: far more than volumes end in that time.
 const UNPUBLISHED_QUEUE_LEN: usize = 1024;
-/// How long after the hold an agent is stuck that has not answered.
+/// How long after the hold an agent that has not answered counts as stuck.
 const AGENT_STUCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The volumes of a node.
@@ -75,8 +75,8 @@ impl NodeService {
             let asked =
                 tokio::time::timeout(wait + AGENT_STUCK_TIMEOUT, self.agent.publish(key, request, wait));
             let answer = match asked.await {
-                Ok(Err(error)) if error.is_gone() && left > AGENT_RETRY => {
-                    tokio::time::sleep(AGENT_RETRY).await;
+                Ok(Err(error)) if error.is_gone() && left > AGENT_RETRY_INTERVAL => {
+                    tokio::time::sleep(AGENT_RETRY_INTERVAL).await;
                     continue;
                 }
                 Ok(answer) => answer,
@@ -144,7 +144,7 @@ fn target_key(id: &str, target: &str) -> String {
     publication_key(&volume_key(id), "", Some(Path::new(target)))
 }
 
-/// When a call is answered in any case. The kubelet waits longer after each error, so the later, the sooner a pod starts.
+/// How long a call is held at most. The kubelet waits longer after each error, so a long hold starts a pod sooner.
 fn hold(metadata: &MetadataMap) -> Duration {
     let timeout = metadata.get("grpc-timeout").and_then(|value| parse_timeout(value.to_str().ok()?));
     timeout.map_or(CALL_HOLD_TIMEOUT, |timeout| timeout.saturating_sub(DEADLINE_MARGIN).max(timeout / 2))
@@ -243,8 +243,8 @@ impl Node for NodeService {
         loop {
             match self.agent.unpublish(&key).await {
                 Ok(()) => return Ok(Response::new(csi::NodeUnpublishVolumeResponse {})),
-                Err(error) if error.is_gone() && Instant::now() + AGENT_RETRY < until => {
-                    tokio::time::sleep(AGENT_RETRY).await;
+                Err(error) if error.is_gone() && Instant::now() + AGENT_RETRY_INTERVAL < until => {
+                    tokio::time::sleep(AGENT_RETRY_INTERVAL).await;
                 }
                 Err(error) => return Err(status_code::status(&error, true)),
             }
@@ -308,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn call_is_held_until_shortly_before_its_deadline() {
+    fn node_call_is_held_until_shortly_before_its_deadline() {
         let held = |timeout: &'static str| {
             let mut metadata = MetadataMap::new();
             metadata.insert("grpc-timeout", timeout.parse().expect("text"));
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_a_volume_begin_alike_and_differ_by_target() {
+    fn target_keys_of_a_volume_share_a_prefix_and_differ_by_target() {
         let [one, two] = ["/a", "/b"].map(|target| target_key("v", target));
         assert!(one != two && [&one, &two].iter().all(|key| key.starts_with(&volume_key("v"))));
         assert!(!target_key("w", "/a").starts_with(&volume_key("v")));

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failure_of_each_kind_has_its_code() {
+    fn status_of_each_failure_kind_has_its_grpc_code() {
         let code = |kind: &str, has_secret| {
             let failure = Failure { kind: kind.to_owned(), message: "two\nlines".to_owned() };
             let status = failure_status(&failure, has_secret);

@@ -14,11 +14,11 @@ use crate::TrustPolicy;
 use crate::events::PodReference;
 
 /// The prefix of the attributes that the kubelet adds, whose keys no author may use.
-const POD_INFO: &str = "csi.storage.k8s.io/";
+const POD_INFO_PREFIX: &str = "csi.storage.k8s.io/";
 /// The prefix of those that provisioners add.
-const PROVISIONER_INFO: &str = "storage.kubernetes.io/";
+const PROVISIONER_INFO_PREFIX: &str = "storage.kubernetes.io/";
 /// Attributes that only an administrator may set.
-const TRUSTED_KEYS: [&str; 9] =
+const ADMIN_KEYS: [&str; 9] =
     ["endpoint", "region", "caFile", "allowHttp", "mirror", "tenant", "uid", "gid", "badNames"];
 /// How many digits a kubelet's id of an inline volume has behind `csi-`.
 const INLINE_ID_DIGITS: usize = 64;
@@ -34,9 +34,9 @@ impl VolumeContext {
     pub fn new(context: HashMap<String, String>) -> Self {
         let (mut own, mut pod) = (BTreeMap::new(), BTreeMap::new());
         for (key, value) in context {
-            match key.strip_prefix(POD_INFO) {
+            match key.strip_prefix(POD_INFO_PREFIX) {
                 Some(key) => drop(pod.insert(key.to_owned(), value)),
-                None if key.starts_with(PROVISIONER_INFO) => {}
+                None if key.starts_with(PROVISIONER_INFO_PREFIX) => {}
                 None => drop(own.insert(key, value)),
             }
         }
@@ -54,7 +54,7 @@ impl VolumeContext {
         policy: &TrustPolicy,
     ) -> Result<PublicationRequest, Status> {
         let trusted = self.is_trusted(id, policy);
-        if let Some(key) = TRUSTED_KEYS.into_iter().find(|key| !trusted && self.own.has(key)) {
+        if let Some(key) = ADMIN_KEYS.into_iter().find(|key| !trusted && self.own.has(key)) {
             let text = format!(
                 "volume attribute {key}: only an administrator may set it, in a PersistentVolume or a StorageClass"
             );
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_of_an_inline_volume_make_an_untrusted_request_of_its_namespace() {
+    fn attributes_of_an_inline_volume_become_an_untrusted_request_of_its_namespace() {
         let pod = [
             ("csi.storage.k8s.io/pod.namespace", "team"),
             ("csi.storage.k8s.io/pod.name", "llama-0"),
@@ -158,8 +158,8 @@ mod tests {
     }
 
     #[test]
-    fn attribute_of_an_administrator_in_an_inline_volume_is_refused_by_name() {
-        for key in TRUSTED_KEYS {
+    fn admin_attribute_in_an_inline_volume_is_refused_by_name() {
+        for key in ADMIN_KEYS {
             for mark in [&[INLINE][..], &[]] {
                 let error = request(&[mark, &[SOURCE, (key, "1")]].concat(), &[]).expect_err(key);
                 assert!(error.code() == Code::PermissionDenied && error.message().contains(key), "{error}");
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn inline_volume_that_calls_itself_persistent_is_not_trusted() {
+    fn inline_volume_that_claims_to_be_persistent_is_not_trusted() {
         let id = format!("csi-{}", "0a".repeat(32));
         let policy = TrustPolicy { trust_unmarked: true, ..TrustPolicy::default() };
         let made = |id: &str| VolumeContext::new(map(&[PERSISTENT, SOURCE])).request(id, map(&[]), &policy);
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn secret_is_named_or_the_only_one() {
+    fn secret_key_is_the_named_or_the_only_one() {
         let only = request(&[SOURCE], &[("a", "hush")]).expect("valid");
         assert!(only.access.auth.is_none() && only.secrets.len() == 1);
         let named = request(&[SOURCE, ("secretKey", "b")], &[("a", "x"), ("b", "hush")]).expect("valid");

@@ -13,7 +13,7 @@ use super::publication::{PublicationRequest, Staging};
 use super::{DEFAULT_TENANT, MirrorRequest};
 
 /// Attributes that are no part of this version.
-const FUTURE_KEYS: [&str; 2] = ["checkpoints", "cache"];
+const RESERVED_KEYS: [&str; 2] = ["checkpoints", "cache"];
 
 /// The error of an invalid attribute. It shows no value, since that may be a secret.
 #[derive(Debug, Error)]
@@ -155,7 +155,7 @@ impl Attributes {
         let Some(key) = self.0.keys().next() else { return Ok(()) };
         Err(InvalidAttribute::new(
             key,
-            if FUTURE_KEYS.contains(&key.as_str()) {
+            if RESERVED_KEYS.contains(&key.as_str()) {
                 "this version of bdnfs has no such volumes: it mounts sources, read-only"
             } else {
                 "there is no such attribute; docs/containers.md lists all"
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn attribute_with_a_wrong_value_is_refused_in_words_of_people() {
+    fn attribute_with_an_invalid_value_is_refused_by_name() {
         for (key, value, words) in [
             ("anonymous", "yes", "anonymous: expected true or false"),
             ("allowHttp", "1", "allowHttp: expected true or false"),
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_of_every_key_make_a_request() {
+    fn attributes_with_every_key_become_a_request() {
         let made = request(&[
             ("source", "s3://b/p"),
             ("allow", r#"["*.json"]"#),

@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 /// The content of a cache.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CacheSummary {
-    /// Its directory.
+    /// The cache directory.
     pub cache: PathBuf,
-    /// How full it is.
+    /// The space that the cache uses and may use.
     pub usage: Usage,
-    /// Its tenants, by name.
+    /// The tenants with content in the cache, by name.
     pub tenants: Vec<TenantUsage>,
-    /// Its snapshots, of each tenant those first that were used last.
+    /// The snapshots in the cache: of each tenant the most recently used first.
     pub snapshots: Vec<SnapshotUsage>,
     /// The last pass of a scrubber that read something.
     #[serde(default)]
@@ -37,13 +37,13 @@ pub struct ScrubPass {
 /// A tenant's content of a cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantUsage {
-    /// Its name.
+    /// The name of the tenant.
     pub tenant: String,
     /// Bytes that its blobs occupy.
     pub bytes: u64,
-    /// The most that they may.
+    /// The quota of the tenant, in bytes.
     pub quota: Option<u64>,
-    /// Bytes of it that belong to no snapshot in the cache.
+    /// Bytes that belong to no snapshot in the cache.
     pub others: u64,
 }
 
@@ -52,17 +52,17 @@ pub struct TenantUsage {
 pub struct SnapshotUsage {
     /// The tenant that it belongs to.
     pub tenant: String,
-    /// Its source, as its origin names it.
+    /// The source of the snapshot, as the origin names it.
     pub source: String,
-    /// Its id, in hexadecimal.
+    /// The snapshot's id, in hexadecimal.
     pub snapshot: String,
-    /// How many regular files it has.
+    /// Number of regular files.
     pub files: u64,
-    /// How many of them are local.
+    /// Number of regular files that are local.
     pub files_local: u64,
-    /// The sizes of its blobs together, in bytes.
+    /// Total size of the snapshot's blobs, in bytes.
     pub bytes: u64,
-    /// The bytes that those occupy which are here. Several snapshots may share them.
+    /// Bytes that its local blobs occupy. Several snapshots may share them.
     pub bytes_local: u64,
     /// When it was last used, in seconds since 1970; `None`: nothing of it is here.
     pub used_at: Option<i64>,
@@ -72,15 +72,15 @@ pub struct SnapshotUsage {
     pub in_use_by: Vec<PathBuf>,
 }
 
-/// Which snapshots of a cache are meant.
+/// A selection of snapshots of a cache.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SnapshotSelection {
-    /// By their sources, or by the first digits of their ids.
+    /// Sources, or the first digits of snapshot ids.
     pub which: Vec<String>,
-    /// All of them.
+    /// Whether all snapshots are selected.
     pub all: bool,
-    /// The snapshots of this tenant only.
+    /// Restricts the selection to this tenant's snapshots.
     pub tenant: Option<String>,
 }
 
@@ -100,11 +100,11 @@ pub struct EvictReport {
 /// Snapshots that were pinned or unpinned.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PinReport {
-    /// Snapshots, by their ids.
+    /// The ids of the snapshots.
     pub snapshots: Vec<String>,
-    /// The sizes of their blobs together, in bytes.
+    /// Total size of their blobs, in bytes.
     pub bytes: u64,
-    /// The bytes of those that are here.
+    /// Bytes of those blobs that are local.
     pub bytes_local: u64,
 }
 

@@ -33,7 +33,7 @@ pub struct Client {
     socket: PathBuf,
 }
 
-/// Why there is no answer.
+/// The error of a request to an agent.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No agent listens at the socket.

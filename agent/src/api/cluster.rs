@@ -8,50 +8,50 @@ use serde::{Deserialize, Serialize};
 /// A cluster, as one of its nodes sees it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ClusterStatus {
-    /// Its name.
+    /// The name of the cluster.
     pub name: String,
-    /// The name of the node that tells.
+    /// The name of the node that reports.
     pub id: String,
     /// Whether nodes authenticate each other with certificates. If not, any client that can connect reads everything.
     pub secure: bool,
-    /// The nodes, that one among them, by their names.
+    /// The members, the reporting node included, by name.
     pub members: Vec<MemberStatus>,
-    /// Bytes that this one gave to others since it began.
+    /// Bytes that the reporting node sent to peers since it started.
     pub sent: u64,
     /// Counts of the requests that this node made to its peers since then.
     pub asked: PeerStats,
 }
 
-/// A node.
+/// The status of a member of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberStatus {
-    /// Its name.
+    /// The name of the node.
     pub id: String,
-    /// The address that it serves peers on.
+    /// The address of its peer server.
     pub address: SocketAddr,
-    /// Its failure domain.
+    /// The failure domain of the node.
     pub zone: String,
-    /// Its share of the data, in bytes.
+    /// The capacity that weights the node's share of the data, in bytes.
     pub capacity: u64,
     /// The version of the protocol that it speaks. One that speaks another is not asked.
     pub protocol: u32,
-    /// How it is doing.
+    /// Whether it responds.
     pub state: MemberState,
     /// Until when it is suspected or banned, in seconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<u64>,
 }
 
-/// How a node is doing.
+/// The state of a member, as the reporting node sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemberState {
-    /// It responds.
+    /// The node responds.
     Alive,
-    /// It is draining.
+    /// The node is draining.
     Draining,
-    /// It did not respond, and is not asked for a while.
+    /// The node did not respond, and is not asked for a while.
     Suspected,
-    /// It sent wrong bytes, and is banned for longer.
+    /// The node sent wrong bytes, and is banned for longer.
     Banned,
 }

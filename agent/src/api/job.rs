@@ -21,13 +21,13 @@ pub struct JobRequest {
     /// The name that its user gave it.
     #[serde(default)]
     pub name: Option<String>,
-    /// Its sources, each at the mount point where the job sees it.
+    /// The sources of the job, each at the mount point where the job sees it.
     #[serde(default)]
     pub weights: Vec<Weights>,
-    /// Its commands, one after the other, each for a shell of its own.
+    /// The commands to run, one after the other, each in a shell of its own.
     #[serde(default)]
     pub start_commands: Vec<String>,
-    /// Their environment.
+    /// The environment of the commands.
     #[serde(default)]
     pub environment: BTreeMap<String, Variable>,
     /// The secret stores for the environment, searched before the agent's own.
@@ -35,10 +35,10 @@ pub struct JobRequest {
     pub secrets: Vec<SecretStore>,
     /// The directory that the commands run in.
     pub workdir: PathBuf,
-    /// The permissions that their files lack.
+    /// The umask of the commands.
     #[serde(default = "default_umask")]
     pub umask: u32,
-    /// How long they may take to end when the job is stopped, in seconds.
+    /// The grace period between SIGTERM and SIGKILL when the job is stopped, in seconds.
     #[serde(default = "default_grace")]
     pub grace: u64,
     /// The tenant that the job belongs to; default: the agent's own tenant.
@@ -56,7 +56,7 @@ pub struct JobRequest {
     /// Which part of which training job it is.
     #[serde(default)]
     pub training: TrainingIdentity,
-    /// The checkpoints that it resumes from. When it is submitted they are found and pinned, and become sources of it.
+    /// The checkpoints that the job resumes from. At submission they are found and pinned, and become sources of the job.
     #[serde(default)]
     pub load: Option<CheckpointLoading>,
     /// The mount points of those of its sources that are read on demand: they are neither staged nor leased.
@@ -106,19 +106,19 @@ impl JobRequest {
 /// The state of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum JobState {
-    /// Its sources are being mirrored.
+    /// The sources of the job are being mirrored.
     #[serde(rename = "TRAINING_JOB_CREATED")]
     Created,
-    /// Its sources are being mounted and staged.
+    /// The sources of the job are being mounted and staged.
     #[serde(rename = "TRAINING_JOB_DEPLOYING")]
     Deploying,
-    /// Its commands run: all that it reads is local, verified and leased.
+    /// The commands run: all that the job reads is local, verified and leased.
     #[serde(rename = "TRAINING_JOB_RUNNING")]
     Running,
     /// All commands succeeded.
     #[serde(rename = "TRAINING_JOB_COMPLETED")]
     Completed,
-    /// Something failed.
+    /// The job failed.
     #[serde(rename = "TRAINING_JOB_FAILED")]
     Failed,
     /// The job was stopped.
@@ -155,7 +155,7 @@ pub struct JobExit {
     /// The signal that ended it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
-    /// Why it could not run.
+    /// Why the command could not be started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -175,11 +175,11 @@ const SIGNAL_CODE_BASE: i32 = 128;
 /// A job and all that is known of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct JobStatus {
-    /// Its number.
+    /// The number of the job.
     pub id: u64,
     /// The name that its user gave it.
     pub name: Option<String>,
-    /// Its state.
+    /// The state of the job.
     pub state: JobState,
     /// When it was submitted.
     pub created: DateTime<Utc>,
@@ -205,9 +205,9 @@ pub struct JobStatus {
     /// Which part of which training job it is.
     #[serde(default)]
     pub training: TrainingIdentity,
-    /// Its sources, and where the job sees them.
+    /// The sources of the job, and where it sees them.
     pub weights: Vec<JobSource>,
-    /// Its commands.
+    /// The commands of the job.
     pub start_commands: Vec<String>,
     /// The report of its deployment, once it is deployed.
     pub report: Option<DeployReport>,
@@ -235,7 +235,7 @@ impl JobStatus {
 /// A source of a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct JobSource {
-    /// Its source, as its origin names it.
+    /// The source, as the origin names it.
     pub source: String,
     /// The path at which the job sees it.
     pub mount_location: PathBuf,
@@ -244,24 +244,24 @@ pub struct JobSource {
 /// Something that happened to a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobEvent {
-    /// When.
+    /// The time of the event.
     pub at: DateTime<Utc>,
     /// The state of the job at that time.
     pub state: JobState,
-    /// What, in one line.
+    /// The event in one line.
     pub text: String,
 }
 
 /// The report of a deployment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeployReport {
-    /// Source by source.
+    /// The report on each source.
     pub sources: Vec<SourceReport>,
-    /// All of it.
+    /// The sum of all sources.
     pub total: BytesByTier,
     /// The furthest tier that any of it came from.
     pub verdict: Verdict,
-    /// Seconds that it took, phase by phase.
+    /// The duration of each phase.
     pub seconds: PhaseSeconds,
 }
 
@@ -281,10 +281,10 @@ pub struct SourceReport {
     pub verdict: Verdict,
 }
 
-/// Bytes, and where they came from.
+/// Counts of bytes by the tier that they came from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BytesByTier {
-    /// Regular files.
+    /// Number of regular files.
     pub files: u64,
     /// Bytes of their content. What files have in common counts once.
     pub bytes: u64,
@@ -303,11 +303,11 @@ pub struct BytesByTier {
 /// The tier that a deployment came from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
-    /// All was in the node's cache.
+    /// Everything was in the node's cache.
     #[default]
     #[serde(rename = "node-local hit")]
     Node,
-    /// All was in the cluster.
+    /// Everything was in the cluster.
     #[serde(rename = "cluster-local hit")]
     Cluster,
     /// Some came from further away.
@@ -337,8 +337,8 @@ impl BytesByTier {
         }
     }
 
-    /// Both together.
-    pub fn and(self, other: Self) -> Self {
+    /// The sums of the counts of both.
+    pub fn plus(self, other: Self) -> Self {
         Self {
             files: self.files + other.files,
             bytes: self.bytes + other.bytes,
@@ -378,7 +378,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exit_code_is_the_commands_or_125() {
+    fn exit_code_of_a_job_is_its_commands_or_125() {
         let of = |code, signal| JobExit { code, signal, why: None };
         for (state, exit, code) in [
             (JobState::Completed, Some(of(Some(0), None)), 0),

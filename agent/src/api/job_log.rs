@@ -17,7 +17,7 @@ pub enum OutputStream {
 }
 
 impl OutputStream {
-    /// Its name.
+    /// The name of the stream.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stdout => "stdout",

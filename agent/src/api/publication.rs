@@ -45,7 +45,7 @@ pub struct PublicationRequest {
     /// Owner of all files.
     #[serde(default)]
     pub uid: Option<u32>,
-    /// Their group.
+    /// Group of all files.
     #[serde(default)]
     pub gid: Option<u32>,
     /// The directory to bind it to, which the agent makes and removes. Its parent exists below one of the agent's `targets`.
@@ -81,11 +81,11 @@ impl PublicationRequest {
     }
 }
 
-/// When a source is published.
+/// Whether a source is published before or after it is staged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Staging {
-    /// When every byte is local, verified and leased.
+    /// After every byte is local, verified and leased.
     #[default]
     Wait,
     /// At once; bytes are fetched as they are read.
@@ -95,11 +95,11 @@ pub enum Staging {
 /// A publication and how it is doing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PublicationStatus {
-    /// Its key.
+    /// The key of the publication.
     pub key: String,
     /// Staging, published or failed.
     pub state: PublicationState,
-    /// Its source, without a signature.
+    /// The source, without a signature.
     pub source: String,
     /// The tenant that the data belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -107,7 +107,7 @@ pub struct PublicationStatus {
     /// The container, pod or task that it is for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
-    /// Its path, once it is published: its target, else its base.
+    /// The path of a published one: the target, else the base.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
     /// The target that was asked for.
@@ -116,7 +116,7 @@ pub struct PublicationStatus {
     /// The snapshot's id, in hexadecimal, once that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
-    /// How much of it is local, once that is known.
+    /// How much of the source is local, once that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<PublicationProgress>,
     /// The last event, in one line.
@@ -133,11 +133,11 @@ pub struct PublicationStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PublicationState {
-    /// It is being mirrored, mounted, admitted or staged.
+    /// The source is being mirrored, mounted, admitted or staged.
     Staging,
-    /// It is mounted at its path.
+    /// The source is mounted at the path.
     Published,
-    /// It failed and left nothing behind.
+    /// The publication failed and left nothing behind.
     Failed,
 }
 
@@ -151,14 +151,14 @@ impl fmt::Display for PublicationState {
     }
 }
 
-/// How far a publication is staged.
+/// The staging progress of a publication.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PublicationProgress {
-    /// Regular files.
+    /// Number of regular files.
     pub files: u64,
-    /// Bytes of them that are local.
+    /// Bytes of the files that are local.
     pub bytes_done: u64,
-    /// Their bytes together.
+    /// Total size of the files, in bytes.
     pub bytes: u64,
     /// Bytes a second, lately.
     pub rate: u64,
@@ -170,21 +170,21 @@ pub struct PublicationProgress {
 /// All publications.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PublicationList {
-    /// By their keys.
+    /// The publications, by key.
     pub publications: Vec<PublicationStatus>,
 }
 
 /// A source that the agent's configuration names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NamedSource {
-    /// Its name.
+    /// The name in the configuration.
     pub name: String,
-    /// Its source, without a signature.
+    /// The source, without a signature.
     pub source: String,
     /// The path at which containers see it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount_location: Option<PathBuf>,
-    /// Its publication, of which the path is the base.
+    /// The publication of the source; its path is the base.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub publication: Option<PublicationStatus>,
 }
@@ -192,7 +192,7 @@ pub struct NamedSource {
 /// All sources that the agent's configuration names.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SourceList {
-    /// By their names.
+    /// The sources, by name.
     pub sources: Vec<NamedSource>,
 }
 
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn request_with_an_unknown_key_is_refused_by_its_name() {
+    fn publication_request_with_an_unknown_key_is_refused_by_name() {
         let minimal: PublicationRequest = serde_json::from_str(r#"{"source": "hf://o/m"}"#).expect("enough");
         assert!(!minimal.trusted && !minimal.keep && minimal.staging == Staging::Wait);
         let error = serde_json::from_str::<PublicationRequest>(r#"{"source": "hf://o/m", "cacheDir": "/"}"#);
@@ -225,14 +225,14 @@ mod tests {
     }
 
     #[test]
-    fn request_is_shown_without_its_secrets() {
+    fn publication_request_debug_shows_no_secrets() {
         let text = r#"{"source": "https://h/x?sig=hush", "secrets": {"hf": "hush"}}"#;
         let request: PublicationRequest = serde_json::from_str(text).expect("a request");
         assert!(!format!("{request:?}").contains("hush"), "{request:?}");
     }
 
     #[test]
-    fn key_of_any_id_and_target_is_fit_for_a_path() {
+    fn publication_key_of_any_id_and_target_is_a_valid_file_name() {
         let [one, other] =
             ["/a", "/b"].map(|target| publication_key("csi", "../x y", Some(Path::new(target))));
         assert!(one != other && one.starts_with("csi-") && is_publication_key(&one), "{one}");

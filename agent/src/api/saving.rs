@@ -27,7 +27,7 @@ pub struct CheckpointRequest {
 pub struct SaveReport {
     /// The directory on this node.
     pub directory: PathBuf,
-    /// Its checkpoints, by name.
+    /// The checkpoints of the job, by name.
     pub checkpoints: Vec<UnitReport>,
     /// Bytes of settled checkpoints that are not saved yet.
     pub backlog: u64,
@@ -67,11 +67,11 @@ impl SaveReport {
 /// The state of one checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct UnitReport {
-    /// Its name.
+    /// The name of the checkpoint.
     pub name: String,
-    /// Its state.
+    /// The state of the checkpoint.
     pub state: CheckpointState,
-    /// Its bytes.
+    /// The size of the checkpoint, in bytes.
     pub bytes: u64,
     /// Whether the job had finished it, as far as can be told.
     pub complete: bool,
@@ -97,16 +97,16 @@ impl fmt::Display for CheckpointState {
     }
 }
 
-/// Where one checkpoint is: with the job, on the disk, in the mirror.
+/// The state of a checkpoint on its way from the job to the mirror.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckpointState {
     #[default]
     /// The job writes it, or did a moment ago.
     Writing,
-    /// It is durable on the node's disk, and waits for its upload.
+    /// The checkpoint is durable on the node's disk, and waits for its upload.
     Sealed,
-    /// It is in the mirror.
+    /// The checkpoint is in the mirror.
     Saved,
     /// The job deleted it before it was saved.
     Skipped,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 /// The variable that names another socket than the usual one for an agent, whatever its cache.
 const SOCKET_PATH_VARIABLE: &str = "BDNFS_SOCKET";
-/// Its usual name, below the directory of what lasts until the next boot.
+/// The path of the node agent's socket, below the directory of runtime files (/run).
 const WELL_KNOWN_SOCKET_PATH: &str = "bdnfs/agent.sock";
 
 /// The control socket of the agent of the cache in `dir`.

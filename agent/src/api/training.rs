@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// The team of a job that names none.
 pub const DEFAULT_TEAM: &str = "default";
 /// The length of a generated id: as many letters and digits as tell a trillion jobs apart.
-const ID_LENGTH: usize = 8;
+const TRAINING_ID_LEN: usize = 8;
 
 /// Which part of which training job a job on this node is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,7 +50,7 @@ impl TrainingIdentity {
     }
 
     /// Chooses an id where there is none, out of random bytes.
-    pub fn choose_id(&mut self, random: [u8; ID_LENGTH]) {
+    pub fn choose_id(&mut self, random: [u8; TRAINING_ID_LEN]) {
         const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
         let letter = |byte: u8| char::from(LETTERS[usize::from(byte) % LETTERS.len()]);
         self.id.get_or_insert_with(|| random.into_iter().map(letter).collect());
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chosen_id_is_eight_letters_and_digits_and_stays() {
+    fn choose_id_without_an_id_sets_eight_letters_or_digits() {
         let mut training = TrainingIdentity::default();
         training.choose_id([0, 25, 26, 35, 36, 71, 255, 7]);
         assert_eq!(training.id(), "az09a9dh");
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn check_refuses_ids_that_leave_a_directory_and_ranks_beyond_the_nodes() {
+    fn training_identity_with_a_path_or_rank_out_of_range_is_refused() {
         let of = |id: &str| TrainingIdentity { id: Some(id.into()), ..Default::default() };
         for id in ["ab12cd34", "my-job_2"] {
             assert!(of(id).check().is_ok(), "{id}");

@@ -11,7 +11,7 @@ use rustix::fs::OFlags;
 /// The file of a claim, in the state directory.
 const CLAIM_FILE: &str = "agent";
 
-/// A claim. It is given up by [`end`](Self::end) only.
+/// An agent's claim on its cache. It is given up by [`end`](Self::end) only.
 #[derive(Debug)]
 pub struct CacheClaim(PathBuf);
 
@@ -34,7 +34,7 @@ impl CacheClaim {
         Ok(Self(path))
     }
 
-    /// Gives it up: nothing that is mounted uses the cache any more.
+    /// Gives up the claim: nothing that is mounted uses the cache any more.
     pub fn end(self) {
         if let Err(error) = fs::remove_file(&self.0) {
             tracing::warn!("cannot remove {}: {error}", self.0.display());
@@ -45,7 +45,7 @@ impl CacheClaim {
     ///
     /// # Errors
     /// [`Kind::Busy`], with what to do; [`Kind::Disk`].
-    pub fn of_nobody(cache: &Path) -> Result<()> {
+    pub fn ensure_unclaimed(cache: &Path) -> Result<()> {
         let path = path(cache);
         let claim = CacheDirectory::open(cache)?
             .file(Path::new(super::STATE_DIRECTORY).join(CLAIM_FILE), OFlags::RDONLY);

@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn snapshots_are_named_by_source_or_by_id() {
+    fn snapshot_selector_matches_source_or_id_prefix() {
         let means =
             |name: &str, source: &str| SnapshotSelector::new(name).matches("0123456789abcdef", source);
         assert!(means("s3://b/p/", "s3://b/p") && means("s3://b/p", "s3://b/p at http://h:1"));

@@ -28,11 +28,11 @@ pub const DEFAULT_SCRUB_INTERVAL: Duration = Duration::from_secs(30 * 24 * 3600)
 /// The file with the last pass, in the state directory.
 const LAST_PASS_FILE: &str = "scrub";
 /// How many bytes are read in a second: a few percent of what an NVMe disk reads, and 160 TB in thirty days.
-const BYTES_PER_SECOND: u64 = 64 << 20;
+const SCRUB_BYTES_PER_SECOND: u64 = 64 << 20;
 /// How many times in an interval the cache is scanned for blobs that are due.
 const PASSES_PER_INTERVAL: u32 = 30;
 /// How long after a start the first scan begins: an agent that starts has better things to do.
-const START_DELAY: Duration = Duration::from_secs(60);
+const FIRST_SCRUB_DELAY: Duration = Duration::from_secs(60);
 
 /// The scrubber of an agent. It ends when this is [stopped](Self::stop), or dropped.
 #[derive(Debug)]
@@ -98,7 +98,7 @@ impl Scrubber {
         self.stop.lock().take();
     }
 
-    /// Its counts.
+    /// The counts of the scrubber.
     pub fn counts(&self) -> ScrubCounts {
         let ScrubStats { blobs, bytes, damaged, last, .. } = &*self.stats;
         let (blobs, bytes, damaged) = (blobs.load(Relaxed), bytes.load(Relaxed), damaged.load(Relaxed));
@@ -133,7 +133,7 @@ fn serve(
     // True when it was not stopped meanwhile.
     let wait = |time| stopped.recv_timeout(time) == Err(RecvTimeoutError::Timeout);
     let pause = interval / PASSES_PER_INTERVAL;
-    let delay = pause.min(START_DELAY);
+    let delay = pause.min(FIRST_SCRUB_DELAY);
     let mut goes_on = wait(delay);
     while goes_on && !is_ready() {
         goes_on = wait(delay);
@@ -143,7 +143,7 @@ fn serve(
         let pace = |bytes| {
             let read = read.fetch_add(bytes, Relaxed) + bytes;
             wait(
-                Duration::from_secs_f64(read as f64 / BYTES_PER_SECOND as f64)
+                Duration::from_secs_f64(read as f64 / SCRUB_BYTES_PER_SECOND as f64)
                     .saturating_sub(start.elapsed()),
             )
         };
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn scrub_cut_short_goes_on_where_it_ended() {
+    fn scrub_after_an_interruption_resumes_where_it_stopped() {
         let home = tempfile::tempdir().expect("a directory");
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         let config = Config {

@@ -17,13 +17,13 @@ pub struct ClusterConfig {
     pub listen: SocketAddr,
     /// The address at which other nodes reach it.
     pub advertise: SocketAddr,
-    /// Its failure domain.
+    /// The failure domain of the node.
     pub zone: String,
-    /// Its share of the blocks, in bytes; by default the size of its cache's disk.
+    /// The capacity that weights the node's share of the blocks, in bytes; by default the size of its cache's disk.
     pub capacity: Option<u64>,
     /// Addresses of other members.
     pub seeds: Vec<String>,
-    /// Its certificate; without one any client is trusted.
+    /// The certificate of the node; without one any client is trusted.
     pub files: Option<CertificateFiles>,
     /// The mirror that the nodes share, a part for each tenant.
     pub mirror: MirrorRequest,

@@ -71,7 +71,7 @@ impl HostedTenants {
                     continue;
                 }
                 if let Err(error) = self.host(tenant.clone()).await {
-                    tracing::warn!(%error, "the tenant {tenant} can't be hosted");
+                    tracing::warn!(%error, "cannot host the tenant {tenant}");
                 }
             }
             tracing::info!("the node hosts these tenants now: {:?}", self.tenants);

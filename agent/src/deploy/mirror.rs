@@ -8,19 +8,18 @@ use bdnfs::blob::Key;
 use bdnfs::error::{Kind, Result};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::{Ref, source_key};
-use bdnfs::mirroring::{MirrorConfig, MirrorOutcome, MirrorProgress, mirror_uri};
+use bdnfs::mirroring::{MirrorOutcome, MirrorProgress, mirror_uri};
 use bdnfs::source::{Patterns, Uri};
 use bdnfs::task::on_own_thread;
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
 use crate::api::MountRequest;
-use crate::{mirror, text};
+use crate::mirror::{self, MIRROR_CONFIG};
+use crate::text;
 
-/// How many sources are mirrored at once, and the memory that the content of each may hold, in bytes: together as much as
-/// fetches may.
+/// How many sources are mirrored at once: together they hold as much memory as fetches may.
 const PARALLEL_SOURCES: usize = 2;
-const MIRROR_CONFIG: MirrorConfig = MirrorConfig { memory: 128 << 20 };
 
 /// The sources that are being mirrored, and those that wait for it.
 #[derive(Debug)]

@@ -20,7 +20,7 @@ pub async fn report(mounts: Vec<(Arc<ManagedMount>, PathBuf)>) -> Result<DeployR
             let manifest = snapshot.manifest();
             let bytes = snapshot.content_bytes()?;
             let by_tier = bytes_by_tier(manifest.files(), bytes, found, snapshot.traffic());
-            report.total = report.total.and(by_tier);
+            report.total = report.total.plus(by_tier);
             report.sources.push(SourceReport {
                 source: manifest.source().to_owned(),
                 mount_location,

@@ -33,13 +33,13 @@ use crate::context::Context;
 const FDSTORE_LOCK_FILE: &str = "holder.lock";
 /// How long an fd store that was killed may take to be gone.
 const FDSTORE_KILL_TIMEOUT: Duration = Duration::from_secs(20);
-/// How often it is looked for meanwhile.
+/// How often a killed fd store is looked for.
 const FDSTORE_KILL_POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// An fd store that does not live is not started over and over.
+/// The pause before an fd store is started again: one that dies at once is not started over and over.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
 /// How long an fd store that runs as a service may take to be there: after a boot it starts beside the agent.
 const SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often it is tried meanwhile.
+/// How often the service is tried.
 const SERVICE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How many agents may wait to be let in: there is one at a time.
@@ -61,11 +61,11 @@ pub struct FdStore {
 /// A mount that the fd store has.
 #[derive(Debug)]
 pub struct StoredMount {
-    /// Its id.
+    /// The id of the mount.
     pub id: u64,
-    /// Its request with its secrets, as JSON.
+    /// The request of the mount with its secrets, as JSON.
     pub request: String,
-    /// Its descriptors.
+    /// The descriptors of the mount.
     pub descriptors: MountDescriptors,
 }
 
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn kill_with_the_id_of_another_process_kills_nobody() {
+    fn kill_with_a_reused_process_id_kills_nothing() {
         let cache = tempfile::tempdir().expect("a directory");
         let store = store(cache.path());
         let _lock = store.lock().expect("a lock").expect("free");
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn kill_of_the_process_with_the_lock_frees_it() {
+    fn kill_of_the_fdstore_frees_its_lock() {
         let cache = tempfile::tempdir().expect("a directory");
         let store = store(cache.path());
         let lock = store.lock().expect("a lock").expect("free");

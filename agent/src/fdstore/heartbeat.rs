@@ -43,8 +43,8 @@ impl Heartbeats {
         self.missed >= MISSED_LIMIT
     }
 
-    /// How long to wait before the next look, for a heartbeat that may be missing; `None` where none is expected.
-    pub fn next_look(&self) -> Option<Duration> {
+    /// How long to wait before the next check for a missed heartbeat; `None` where none is expected.
+    pub fn next_check(&self) -> Option<Duration> {
         (self.greetings > 1).then_some(HEARTBEAT_INTERVAL)
     }
 }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn heartbeats_missing_mean_an_agent_that_hangs() {
+    fn heartbeats_missed_in_a_row_report_a_hung_agent() {
         let start = Instant::now();
         let at = |beats: u32| start + HEARTBEAT_INTERVAL * beats;
         let mut heartbeats = Heartbeats::new(start);

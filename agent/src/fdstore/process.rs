@@ -26,7 +26,7 @@ use crate::text;
 const FIRST_AGENT_TIMEOUT: Duration = Duration::from_secs(60);
 /// How many invalidations may wait. While so many do, nothing more is received from the agent.
 const INVALIDATION_QUEUE_LEN: usize = 1024;
-/// How often a full queue is looked at.
+/// How often a full queue is checked.
 const FULL_QUEUE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Runs an fd store: its standard input is the socket that it listens at, its standard output the locked file.
@@ -38,7 +38,7 @@ pub fn run() -> Result<()> {
     let _ = rustix::process::setsid();
     rustix::thread::set_name(c"bdnfs-holder").context("cannot name the process")?;
     println!("{}", std::process::id());
-    Process::new(false)?.serve()
+    FdStoreProcess::new(false)?.serve()
 }
 
 /// Runs an fd store as a service: an agent connects to the socket at `path`, and so does the next one.
@@ -66,7 +66,7 @@ pub fn run_service(path: &Path) -> Result<()> {
         env!("CARGO_PKG_VERSION"),
         path.display()
     );
-    Process::new(true)?.serve()
+    FdStoreProcess::new(true)?.serve()
 }
 
 /// A directory entry that the kernel is to look up again: on which device, in which directory.
@@ -84,8 +84,8 @@ fn start_invalidator() -> Result<Sender<Invalidation>> {
 }
 
 /// An fd store, and its agent.
-struct Process {
-    store: Store,
+struct FdStoreProcess {
+    store: HeldMounts,
     agent: Option<OwnedFd>,
     heartbeats: Heartbeats,
     /// When the last agent ended.
@@ -95,7 +95,7 @@ struct Process {
 }
 
 /// The descriptors and mounts that the process keeps.
-struct Store {
+struct HeldMounts {
     mounts: BTreeMap<u64, HeldMount>,
     /// How long to hold without an agent, once the first one has said.
     hold: Option<Duration>,
@@ -111,7 +111,7 @@ struct HeldMount {
 
 /// The events that `poll` reported.
 #[derive(Default)]
-struct Events {
+struct PollEvents {
     /// The agent sent a message, or has ended.
     agent: bool,
     /// An agent connects.
@@ -120,9 +120,9 @@ struct Events {
     ended: Vec<u64>,
 }
 
-impl Process {
+impl FdStoreProcess {
     fn new(stays: bool) -> Result<Self> {
-        let store = Store { mounts: BTreeMap::new(), hold: None, invalidations: start_invalidator()? };
+        let store = HeldMounts { mounts: BTreeMap::new(), hold: None, invalidations: start_invalidator()? };
         let now = Instant::now();
         Ok(Self { store, agent: None, heartbeats: Heartbeats::new(now), alone_since: now, stays })
     }
@@ -165,7 +165,7 @@ impl Process {
         }
     }
 
-    fn wait(&self, left: Duration) -> io::Result<Events> {
+    fn wait(&self, left: Duration) -> io::Result<PollEvents> {
         let mut polled = vec![PollFd::from_borrowed_fd(listener(), PollFlags::IN)];
         let timeout = match &self.agent {
             Some(agent) if self.store.invalidations.is_full() => {
@@ -175,7 +175,7 @@ impl Process {
             }
             Some(agent) => {
                 polled.push(PollFd::new(agent, PollFlags::IN));
-                self.heartbeats.next_look()
+                self.heartbeats.next_check()
             }
             None => {
                 // Only without an agent: each request wakes the waiters for a mount's end.
@@ -187,7 +187,7 @@ impl Process {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         match poll(&mut polled, timeout.as_ref()) {
             Ok(_) => {}
-            Err(rustix::io::Errno::INTR) => return Ok(Events::default()),
+            Err(rustix::io::Errno::INTR) => return Ok(PollEvents::default()),
             Err(error) => return Err(error.into()),
         }
         let mut reported = polled.iter().map(|polled| !polled.revents().is_empty());
@@ -195,7 +195,7 @@ impl Process {
         let agent = self.agent.is_some() && reported.next().unwrap_or(false);
         let ended = self.store.mounts.keys().zip(reported).filter(|(_, ended)| *ended);
         let ended = ended.map(|(id, _)| *id).collect();
-        Ok(Events { agent, connection, ended })
+        Ok(PollEvents { agent, connection, ended })
     }
 
     /// Whether there is something to receive of the agent, be it that it has ended.
@@ -240,10 +240,10 @@ impl Process {
         self.heartbeats = Heartbeats::new(Instant::now());
         if kill_peer(agent) {
             tracing::warn!(
-                "the agent gave no sign of life for half a minute and was killed: the next one takes over"
+                "the agent sent no heartbeat for half a minute and was killed: the next one takes over"
             );
         } else {
-            tracing::warn!("the agent gives no sign of life, and can't be killed from here: restart it");
+            tracing::warn!("the agent sends no heartbeat, and can't be killed from here: restart it");
         }
     }
 
@@ -262,7 +262,7 @@ impl Process {
     }
 }
 
-impl Store {
+impl HeldMounts {
     /// Does what the agent asks.
     fn handle(&mut self, agent: &OwnedFd, message: Message, descriptors: Vec<OwnedFd>) -> io::Result<()> {
         match message {
@@ -298,7 +298,7 @@ impl Store {
     }
 }
 
-/// Where agents connect.
+/// The socket that agents connect to.
 fn listener() -> BorrowedFd<'static> {
     rustix::stdio::stdin()
 }
@@ -310,7 +310,7 @@ mod tests {
     use super::*;
 
     /// A store with one mount, and both ends of its link.
-    fn store() -> (Store, OwnedFd, OwnedFd) {
+    fn store() -> (HeldMounts, OwnedFd, OwnedFd) {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .expect("sockets");
@@ -321,11 +321,11 @@ mod tests {
             descriptors: MountDescriptors::new(descriptors).expect("descriptors"),
         };
         let (invalidations, _) = channel::bounded(1);
-        (Store { mounts: BTreeMap::from([(7, entry)]), hold: None, invalidations }, ours, theirs)
+        (HeldMounts { mounts: BTreeMap::from([(7, entry)]), hold: None, invalidations }, ours, theirs)
     }
 
     #[test]
-    fn store_with_an_agent_of_any_version_keeps_its_mounts() {
+    fn fdstore_with_an_agent_of_any_version_keeps_its_mounts() {
         for version in [0, VERSION, VERSION + 1] {
             let (mut store, ours, theirs) = store();
             store.handle(&ours, Message::Hello { version, hold: 9 }, Vec::new()).expect("understood");
@@ -342,12 +342,12 @@ mod tests {
     }
 
     #[test]
-    fn process_with_a_full_queue_of_invalidations_loses_none() {
+    fn fdstore_with_a_full_invalidation_queue_loses_none() {
         let (store, ours, theirs) = store();
         let (invalidations, queue) = channel::bounded(1);
         let now = Instant::now();
-        let store = Store { invalidations, ..store };
-        let mut process = Process {
+        let store = HeldMounts { invalidations, ..store };
+        let mut process = FdStoreProcess {
             store,
             agent: Some(ours),
             heartbeats: Heartbeats::new(now),
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn store_with_an_unknown_message_answers_and_keeps_its_mounts() {
+    fn fdstore_with_an_unknown_message_answers_and_keeps_its_mounts() {
         let (mut store, ours, theirs) = store();
         store.handle(&ours, Message::Unknown, Vec::new()).expect("answered");
         assert_eq!(store.mounts.len(), 1);

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn packet_that_is_no_known_message_is_received_as_unknown() {
+    fn message_of_unknown_form_is_received_as_unknown() {
         let (ours, theirs) = pair();
         for bytes in [&b"{"[..], b"{\"Keep\":{}}", b"[1]", b"{\"Sing\":{\"id\":7}}"] {
             rustix::net::send(&ours, bytes, SendFlags::empty()).expect("sent");

@@ -37,11 +37,11 @@ const KEY_RUNTIME: &str = "docker";
 /// How long dockerd waits for an answer to create or mount; no configuration of it says another time.
 const DOCKER_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long before the end of a runtime's wait it is answered, at the least.
-const WAIT_MARGIN: Duration = Duration::from_secs(1);
-/// How often what failed is tried again.
+const ANSWER_MARGIN: Duration = Duration::from_secs(1);
+/// How often a failed publication is retried.
 const PUBLISH_RETRY_INTERVAL: Duration = Duration::from_secs(5 * 60);
 
-/// How volumes are served.
+/// The configuration of the volume plugin.
 #[derive(Clone, Debug)]
 pub struct DockerConfig {
     /// The socket of the plugin, by whose name runtimes know it.
@@ -77,7 +77,7 @@ pub struct DockerVolumes {
     config: DockerConfig,
     publications: Arc<Publications>,
     records: Records<DockerVolume>,
-    /// By their names.
+    /// The volumes, by name.
     table: Mutex<BTreeMap<String, DockerVolume>>,
     /// Held while a record is written, so that the last change is the one that stays.
     writing: Mutex<()>,
@@ -241,7 +241,7 @@ impl DockerVolumes {
             VolumeRuntime::Docker => DOCKER_TIMEOUT,
             VolumeRuntime::Podman => self.config.podman_timeout,
         };
-        timeout.saturating_sub(WAIT_MARGIN.max(timeout / 8))
+        timeout.saturating_sub(ANSWER_MARGIN.max(timeout / 8))
     }
 
     /// Writes which runtimes have a volume mounted. A failed write costs nothing until the agent restarts.
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_a_volume_make_a_trusted_request_that_is_kept() {
+    fn docker_volume_options_become_a_trusted_kept_request() {
         let made = request_of(&[("source", "https://h/x"), ("secret", "hf"), ("uid", "7")]).expect("valid");
         assert!(made.trusted && made.keep && made.uid == Some(7) && made.tenant.as_deref() == Some("team"));
         assert_eq!(made.access.auth.as_ref().and_then(AuthMethod::secret), Some("hf"));

@@ -9,7 +9,7 @@ use bdnfs::boot;
 use bdnfs::download::DownloadProgress;
 use bdnfs::error::Result;
 use bdnfs::mirror::Mirror;
-use bdnfs::mirroring::{MirrorConfig, MirrorProgress};
+use bdnfs::mirroring::MirrorProgress;
 use bdnfs::task::{blocking, on_own_thread};
 use tokio::time::sleep;
 
@@ -17,14 +17,13 @@ use super::job::{Job, StopRequest};
 use super::job_caches::JobCaches;
 use super::run::JobRun;
 use crate::api::ApiResult;
+use crate::mirror::{self, MIRROR_CONFIG};
+use crate::text;
 use crate::volumes::cache_home::CacheHome;
 use crate::volumes::cache_sync::{BroughtCache, CacheSync, SavedCache};
-use crate::{mirror, text};
 
-/// The memory that content on its way to the mirror may hold, in bytes: jobs have the rest of the machine.
-const MIRROR_CONFIG: MirrorConfig = MirrorConfig { memory: 128 << 20 };
 /// How often the turn of a home is tried.
-const TURN_INTERVAL: Duration = Duration::from_millis(200);
+const TURN_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// How many names an event lists.
 const SHOWN_PATHS_MAX: usize = 5;
 
@@ -78,10 +77,10 @@ async fn bring(run: &JobRun, home: &CacheHome, turn: &Arc<File>) -> Result<Optio
     let sync = CacheSync::new(home.clone(), mirror, Arc::clone(turn));
     let brought =
         on_own_thread(move || async move { sync.bring(&DownloadProgress::default()).await }).await?;
-    tell_brought(job, home, &brought, begin.elapsed());
+    note_brought(job, home, &brought, begin.elapsed());
     let (own, now) = (home.clone(), boot_id());
     if !blocking(move || own.begin_use(now)).await? {
-        job.note(format!("{home} will not be saved: {}", torn_hint(home)));
+        job.note(format!("{home} will not be saved: {}", torn_message(home)));
     }
     Ok(Some(brought))
 }
@@ -115,7 +114,7 @@ async fn save_home(run: &JobRun, home: &CacheHome) -> Result<()> {
         return Ok(());
     }
     if state.is_torn(&boot_id()) {
-        job.note(format!("{home} is not saved: {}", torn_hint(home)));
+        job.note(format!("{home} is not saved: {}", torn_message(home)));
         return Ok(());
     }
     let own = home.clone();
@@ -129,8 +128,8 @@ async fn save_home(run: &JobRun, home: &CacheHome) -> Result<()> {
     let saved =
         on_own_thread(move || async move { sync.save(MIRROR_CONFIG, &MirrorProgress::default()).await });
     let saved = saved.await?;
-    tell_brought(job, home, &saved.brought, begin.elapsed());
-    tell_saved(job, home, &saved, begin.elapsed());
+    note_brought(job, home, &saved.brought, begin.elapsed());
+    note_saved(job, home, &saved, begin.elapsed());
     Ok(())
 }
 
@@ -150,21 +149,21 @@ async fn open_mirror(run: &JobRun, home: &CacheHome) -> Result<Option<Mirror>> {
 
 /// Waits for the turn of a home; an event tells of it.
 async fn turn(home: &CacheHome, job: &Job) -> Result<Arc<File>> {
-    let mut is_told = false;
+    let mut is_noted = false;
     loop {
         let own = home.clone();
         if let Some(turn) = blocking(move || own.try_turn()).await? {
             return Ok(Arc::new(turn));
         }
-        if !is_told {
+        if !is_noted {
             job.note(format!("waits while {home} is saved, or brought here for another job"));
-            is_told = true;
+            is_noted = true;
         }
-        sleep(TURN_INTERVAL).await;
+        sleep(TURN_POLL_INTERVAL).await;
     }
 }
 
-fn tell_brought(job: &Job, home: &CacheHome, brought: &BroughtCache, took: Duration) {
+fn note_brought(job: &Job, home: &CacheHome, brought: &BroughtCache, took: Duration) {
     if brought.is_emptied {
         job.note(format!("{home} was removed elsewhere, and is emptied here"));
     }
@@ -184,7 +183,7 @@ fn tell_brought(job: &Job, home: &CacheHome, brought: &BroughtCache, took: Durat
     }
 }
 
-fn tell_saved(job: &Job, home: &CacheHome, saved: &SavedCache, took: Duration) {
+fn note_saved(job: &Job, home: &CacheHome, saved: &SavedCache, took: Duration) {
     if let Some(published) = &saved.published {
         let (files, bytes) = (text::files(published.found.files), text::size(published.found.bytes));
         let (written, took) = (text::size(published.written), took.as_secs_f64());
@@ -208,7 +207,7 @@ fn names(paths: &[Vec<u8>]) -> String {
     shown.join(", ") + &more
 }
 
-fn torn_hint(home: &CacheHome) -> String {
+fn torn_message(home: &CacheHome) -> String {
     let (name, team) = (home.name().escape_debug(), home.scope().option());
     format!(
         "the node restarted while a job wrote to it, so some of it may be torn; save it as it is with `bdnfs project save {team}{name}`, \

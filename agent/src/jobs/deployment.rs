@@ -30,7 +30,7 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 
 /// A job whose commands run.
 pub struct Deployed {
-    /// Its supervisor.
+    /// The supervisor of the job.
     pub supervisor: SupervisorInfo,
     /// An attached job ends when this is dropped.
     pub _attached: Option<ChildStdin>,
@@ -72,7 +72,7 @@ pub async fn deploy(run: &JobRun) -> ApiResult<Deployed> {
 async fn prepare(run: &JobRun) -> ApiResult<(DeployReport, Vec<File>)> {
     let (queue, job) = (&run.queue, &run.job);
     let mut seconds = PhaseSeconds::default();
-    let mut lap = Lap(Instant::now());
+    let mut timer = PhaseTimer(Instant::now());
     let requests = requests(queue.mounts.mounter(), job.request(), |number| job.mountpoint(number))?;
     let (sources, commands) = (requests.len() as u64, job.request().start_commands.len() as u64);
     let (sources, commands) = (text::count(sources, "source"), text::count(commands, "command"));
@@ -84,21 +84,21 @@ async fn prepare(run: &JobRun) -> ApiResult<(DeployReport, Vec<File>)> {
             queue.mirrors.mirror(&request, &mounter.cache, &|text| job.note(text)).await?;
         }
     }
-    seconds.mirror = lap.seconds();
+    seconds.mirror = timer.seconds();
     let text = if job.is_restored() { "goes on with mounting and staging" } else { "mounts and stages" };
     run.enter(JobState::Deploying, text.to_owned()).await?;
     let caches = cache_turns::begin(run).await?;
     let mounts = try_join_all(requests.iter().cloned().map(|request| mount(run, request))).await?;
-    seconds.mount = lap.seconds();
+    seconds.mount = timer.seconds();
     let numbers = (0..mounts.len()).filter(|number| !job.is_lazy(*number));
     let place = |number: usize| job.request().weights[number].mountpoint.clone();
     let (staged, placed): (Vec<_>, Vec<_>) = numbers
         .map(|number| (Arc::clone(&mounts[number]), (Arc::clone(&mounts[number]), place(number))))
         .unzip();
     admit(run, &staged).await?;
-    seconds.room = lap.seconds();
+    seconds.room = timer.seconds();
     stage_all(&queue.mounts, &staged, |progress| job.set_staging(Some(progress))).await?;
-    seconds.stage = lap.seconds();
+    seconds.stage = timer.seconds();
     for (mount, request) in mounts.iter().zip(&requests) {
         repair_mirror(run, mount, request);
     }
@@ -243,9 +243,9 @@ async fn order(run: &JobRun) -> Result<(SupervisorOrder, Vec<File>)> {
 }
 
 /// Measures one phase after the other.
-struct Lap(Instant);
+struct PhaseTimer(Instant);
 
-impl Lap {
+impl PhaseTimer {
     /// Seconds since the last call.
     fn seconds(&mut self) -> f64 {
         let now = Instant::now();

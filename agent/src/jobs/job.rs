@@ -33,13 +33,13 @@ const MOUNTS_DIRECTORY: &str = "mnt";
 pub enum StopRequest {
     /// The job is not to stop.
     None,
-    /// Its processes are asked to end, and have a grace period for it.
+    /// The processes of the job are asked to end, and have a grace period for it.
     Graceful,
-    /// Its processes are killed.
+    /// The processes of the job are killed.
     Now,
 }
 
-/// A job.
+/// A job and what the agent knows of it.
 #[derive(Debug)]
 pub struct Job {
     id: u64,
@@ -148,12 +148,12 @@ impl Job {
         }
     }
 
-    /// Its id.
+    /// The id of the job.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The name of its record.
+    /// The name of the job's record.
     pub fn record_name(&self) -> String {
         self.id.to_string()
     }
@@ -163,7 +163,7 @@ impl Job {
         &self.request
     }
 
-    /// Its own directory.
+    /// The directory of the job.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -186,7 +186,7 @@ impl Job {
         self.restored
     }
 
-    /// Its record, as it is now.
+    /// The record of the job, as it is now.
     pub fn record(&self) -> JobRecord {
         let job = JobStatus { events: Vec::new(), staging: None, ..self.status() };
         let (stop, admitted) = (self.is_to_stop(), self.is_admitted());
@@ -199,12 +199,12 @@ impl Job {
         }
     }
 
-    /// Its status, for a client.
+    /// The status of the job, for clients.
     pub fn status(&self) -> JobStatus {
         self.status.lock().clone()
     }
 
-    /// Its state.
+    /// The state of the job.
     pub fn state(&self) -> JobState {
         self.status.lock().state
     }
@@ -302,7 +302,7 @@ impl Job {
         status.exited.is_some() || status.state.is_last()
     }
 
-    /// Asks it to stop, with `now` without grace. True where such a stop was not requested before.
+    /// Asks the job to stop, with `now` without grace. True where such a stop was not requested before.
     pub fn stop(&self, now: bool) -> bool {
         let request = if now { StopRequest::Now } else { StopRequest::Graceful };
         self.stop.send_if_modified(|stop| {
@@ -344,13 +344,13 @@ impl Job {
         self.permit.lock().is_some()
     }
 
-    /// Gives its permit back. Call it when its mounts are gone.
+    /// Gives the job's permit back. Call it when its mounts are gone.
     pub fn drop_permit(&self) {
         let permit = self.permit.lock().take();
         drop(permit);
     }
 
-    /// Removes its files, but nothing that is mounted among them.
+    /// Removes the files of the job, but nothing that is mounted among them.
     pub fn remove_files(&self) {
         let entries = |directory: &Path| {
             // The target of a link is not the job's.

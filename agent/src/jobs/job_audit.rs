@@ -19,7 +19,7 @@ use crate::runtime;
 #[derive(Debug)]
 pub struct JobAudit {
     given_up: Arc<AtomicBool>,
-    /// What was damaged.
+    /// The damaged content that was found, a line for each.
     outcome: oneshot::Receiver<Result<Vec<String>>>,
 }
 

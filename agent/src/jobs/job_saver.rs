@@ -17,10 +17,10 @@ use crate::api::saving::SaveReport;
 use crate::api::{ApiResult, Failure};
 use crate::saver::{self, SaveOrder, SaverEnd};
 
-/// How often the saver's record is looked at.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the saver's record is read.
+const RECORD_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The wait before a saver that died is started again, as it may die at once.
-const RESTART_INTERVAL: Duration = Duration::from_secs(5);
+const SAVER_RESTART_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The saver of a job that has one. Dropped, the saver goes on unwatched.
 #[derive(Debug)]
@@ -38,10 +38,10 @@ impl Drop for JobSaver {
 }
 
 impl JobSaver {
-    /// Looks after the saver of a job, which has a volume.
-    pub fn attend(run: &JobRun) -> Self {
+    /// Starts to watch the saver of a job, which has a volume.
+    pub fn watch(run: &JobRun) -> Self {
         let has_saver = run.job.request().checkpoints.is_some();
-        let task = has_saver.then(|| tokio::spawn(attend(run.clone())));
+        let task = has_saver.then(|| tokio::spawn(watch_saver(run.clone())));
         Self { run: run.clone(), task }
     }
 
@@ -77,7 +77,7 @@ impl JobSaver {
 }
 
 /// Keeps the saver of a job alive until it has finished, and its report in the job's status.
-async fn attend(run: JobRun) -> SaveReport {
+async fn watch_saver(run: JobRun) -> SaveReport {
     let (queue, job) = (&run.queue, &run.job);
     if let Some(report) = job.status().saving.filter(|report| report.finished && job.has_exited()) {
         return report;
@@ -92,7 +92,7 @@ async fn attend(run: JobRun) -> SaveReport {
             Ok((runs, lives, saver::requested_end(&path), saver::read(&path).unwrap_or_default()))
         });
         let Ok((runs, lives, end, mut record)) = look.await else {
-            sleep(LOOK_INTERVAL).await;
+            sleep(RECORD_POLL_INTERVAL).await;
             continue;
         };
         if !lives && end.is_some() {
@@ -114,7 +114,7 @@ async fn attend(run: JobRun) -> SaveReport {
         }
         if lives || (report.finished && !runs) {
             // Until it has finished, or it is noted that the commands have ended.
-            sleep(LOOK_INTERVAL).await;
+            sleep(RECORD_POLL_INTERVAL).await;
             continue;
         }
         // A saver that gave up can't say so where the disk is full. One is tried in any case.
@@ -131,7 +131,7 @@ async fn attend(run: JobRun) -> SaveReport {
             job.note(text.as_str());
         }
         failed = text;
-        sleep(RESTART_INTERVAL).await;
+        sleep(SAVER_RESTART_INTERVAL).await;
     }
 }
 

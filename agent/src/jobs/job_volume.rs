@@ -22,9 +22,9 @@ use crate::text;
 use crate::volumes::{CHECKPOINT_PLACE, JobVolume, SCRATCH_PLACE, occupied};
 
 /// How often the size of a volume is measured: a disk of 2 GB/s writes no more meanwhile than a cache keeps free.
-const COUNT_INTERVAL: Duration = Duration::from_secs(10);
+const MEASURE_INTERVAL: Duration = Duration::from_secs(10);
 /// How many times as long as a measurement the pause after it is: a cache may have millions of files.
-const COUNT_PAUSE_FACTOR: u32 = 20;
+const MEASURE_PAUSE_FACTOR: u32 = 20;
 /// The part of its limit, in percent, at which an event tells that a volume is nearly full, and the one at which its job fails.
 const WARN_PERCENT: u64 = 80;
 const FAIL_PERCENT: u64 = 110;
@@ -113,7 +113,7 @@ pub fn variables(job: &Job) -> BTreeMap<String, Secret> {
     all.map(|(name, value)| (name.to_owned(), Secret::new(value))).collect()
 }
 
-/// Where a job sees its checkpoint directory, if it has one.
+/// The path at which a job sees its checkpoint directory, if it has one.
 pub fn checkpoint_place(request: &JobRequest) -> Option<PathBuf> {
     let checkpoints = request.checkpoints.as_ref()?;
     Some(checkpoints.path.clone().unwrap_or_else(|| PathBuf::from(CHECKPOINT_PLACE)))
@@ -141,15 +141,15 @@ fn begin_checkpoints(volume: &JobVolume) -> Result<()> {
 
 /// A volume with a limit.
 struct LimitedVolume {
-    /// Its name in messages.
+    /// The name of the volume in messages.
     name: String,
     directory: PathBuf,
     /// The limit, in bytes.
     limit: u64,
     /// The setting that raises the limit.
     key: &'static str,
-    /// Whether an event has told that it is nearly full.
-    is_told: bool,
+    /// Whether an event has warned that it is nearly full.
+    is_warned: bool,
 }
 
 impl LimitedVolume {
@@ -157,12 +157,12 @@ impl LimitedVolume {
     fn of(queue: &JobQueue, job: &Job) -> Vec<Self> {
         let scratch = queue.volumes.config().scratch_limit.map(|limit| {
             let (name, directory) = (SCRATCH_PLACE.to_owned(), queue.volume_of(job).scratch());
-            Self { name, directory, limit, key: "scratch_limit in [volumes]", is_told: false }
+            Self { name, directory, limit, key: "scratch_limit in [volumes]", is_warned: false }
         });
         let (caches, limit) = (JobCaches::of(queue, job), queue.volumes.cache_limit());
         let homes = caches.iter().flat_map(JobCaches::homes).map(|home| {
             let (name, directory) = (home.to_string(), home.tree());
-            Self { name, directory, limit, key: "cache_limit in [volumes]", is_told: false }
+            Self { name, directory, limit, key: "cache_limit in [volumes]", is_warned: false }
         });
         let checkpoints = checkpoint_place(job.request()).and_then(|place| {
             let limit = job.request().checkpoints.as_ref()?.size_limit?;
@@ -172,14 +172,14 @@ impl LimitedVolume {
                 directory,
                 limit,
                 key: "volume_size_gib in checkpointing_config",
-                is_told: false,
+                is_warned: false,
             })
         });
         scratch.into_iter().chain(checkpoints).chain(homes).collect()
     }
 
-    /// Compares its size with its limit. An event tells where it is nearly full.
-    fn judge(&mut self, bytes: u64, job: &Job) -> Option<Failure> {
+    /// Compares the size of the volume with its limit. An event warns where it is nearly full.
+    fn check_size(&mut self, bytes: u64, job: &Job) -> Option<Failure> {
         let (name, limit, key) = (&self.name, self.limit, self.key);
         let (used, most) = (text::size(bytes), text::size(limit));
         if bytes > limit / 100 * FAIL_PERCENT {
@@ -187,11 +187,11 @@ impl LimitedVolume {
             return Some(Failure::new(Kind::NoSpace, text));
         }
         let is_nearly_full = bytes > limit / 100 * WARN_PERCENT;
-        if is_nearly_full && !self.is_told {
+        if is_nearly_full && !self.is_warned {
             let fatal = text::size(limit / 100 * FAIL_PERCENT);
             job.note(format!("{name} occupies {used} of {most}; the job fails at {fatal}"));
         }
-        self.is_told = is_nearly_full;
+        self.is_warned = is_nearly_full;
         None
     }
 }
@@ -202,17 +202,17 @@ pub async fn await_overrun(queue: &JobQueue, job: &Arc<Job>) -> Failure {
     if volumes.is_empty() {
         return std::future::pending().await;
     }
-    let mut pause = COUNT_INTERVAL;
+    let mut pause = MEASURE_INTERVAL;
     loop {
         tokio::time::sleep(pause).await;
         let begin = Instant::now();
         for volume in &mut volumes {
             let directory = volume.directory.clone();
             let Ok(bytes) = blocking(move || Ok(occupied(&directory))).await else { continue };
-            if let Some(failure) = volume.judge(bytes, job) {
+            if let Some(failure) = volume.check_size(bytes, job) {
                 return failure;
             }
         }
-        pause = COUNT_INTERVAL.max(begin.elapsed() * COUNT_PAUSE_FACTOR);
+        pause = MEASURE_INTERVAL.max(begin.elapsed() * MEASURE_PAUSE_FACTOR);
     }
 }

@@ -46,7 +46,7 @@ const LOG_CHUNK_BYTES: usize = 1 << 20;
 /// All jobs of one agent.
 #[derive(Debug)]
 pub struct JobQueue {
-    /// Where each has a directory.
+    /// The directory of all jobs, with one for each.
     directory: PathBuf,
     records: Records<JobRecord>,
     table: Mutex<JobTable>,
@@ -92,7 +92,7 @@ impl JobQueue {
         Ok(Self { directory, records, table, mounts, lifecycle, mirrors, admission, volumes, scrub_interval })
     }
 
-    /// What the mount at `mountpoint` is for.
+    /// The purpose of the mount at `mountpoint`.
     pub fn purpose_of(&self, mountpoint: &Path) -> MountPurpose {
         let Ok(below) = mountpoint.strip_prefix(&self.directory) else { return MountPurpose::Client };
         let id = below.iter().next().and_then(|id| id.to_str()?.parse().ok());
@@ -140,7 +140,7 @@ impl JobQueue {
         Ok(job)
     }
 
-    /// Where the secrets of a job's environment are looked for.
+    /// The stores that are searched for the secrets of a job's environment.
     pub(super) fn secret_stores(&self, request: &JobRequest) -> Vec<SecretStore> {
         request.secrets.iter().chain(&self.mounts.mounter().defaults.secrets).cloned().collect()
     }
@@ -168,7 +168,7 @@ impl JobQueue {
         self.all().iter().map(status).collect()
     }
 
-    /// What becomes of the checkpoints of jobs that have not ended.
+    /// The state of the checkpoints of all jobs that have not ended, for metrics.
     pub fn savings(&self) -> Vec<SavingScrape> {
         let jobs = self.all().into_iter().map(|job| job.status()).filter(|job| !job.state.is_last());
         let saving = jobs.filter_map(|job| {

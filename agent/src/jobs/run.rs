@@ -82,7 +82,7 @@ impl JobRun {
                 if !job.is_admitted() {
                     job.set_permit(self.queue.admission.readmit());
                 }
-                return self.attend_and_save(&supervisor).await;
+                return self.supervise_and_save(&supervisor).await;
             }
             if !self.queue.lifecycle.is_persistent() {
                 return Err(orphaned());
@@ -93,12 +93,12 @@ impl JobRun {
             () = job.stop_requested(StopRequest::Graceful) => Err(stopped()),
             deployed = deployment::deploy(self) => deployed,
         }?;
-        self.attend_and_save(&supervisor).await
+        self.supervise_and_save(&supervisor).await
     }
 
     /// Waits until the commands have ended, and until all is saved that they wrote.
-    async fn attend_and_save(&self, supervisor: &SupervisorInfo) -> ApiResult<JobExit> {
-        let saver = JobSaver::attend(self);
+    async fn supervise_and_save(&self, supervisor: &SupervisorInfo) -> ApiResult<JobExit> {
+        let saver = JobSaver::watch(self);
         let exit = self.supervise(supervisor).await;
         if self.job.request().checkpoints.is_some() && !self.job.has_exited() {
             // What they wrote is saved even where the cache's disk takes no record.

@@ -50,7 +50,7 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often killed processes are looked for.
 const KILL_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What the supervisor is to do. It travels over a pipe, for there are secrets in it.
+/// The order of a supervisor. It travels over a pipe, for there are secrets in it.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SupervisorOrder {
     /// The job's own directory.
@@ -59,17 +59,17 @@ pub struct SupervisorOrder {
     pub jobs: PathBuf,
     /// Bind mounts of the job: a mounted source, and the absolute path where the job sees it.
     pub sources: Vec<(PathBuf, PathBuf)>,
-    /// The volumes.
+    /// The volumes of the job.
     pub volume: VolumeBinds,
     /// The commands, one after the other, each for a shell of its own.
     pub commands: Vec<String>,
-    /// Their environment, all of it.
+    /// The whole environment of the commands.
     pub environment: BTreeMap<String, Secret>,
-    /// Where they run.
+    /// The working directory of the commands.
     pub workdir: PathBuf,
-    /// The permissions that their files lack.
+    /// The umask of the commands.
     pub umask: u32,
-    /// How long they may take to end when they are asked to, in seconds.
+    /// The grace period between SIGTERM and SIGKILL, in seconds.
     pub grace: u64,
     /// Whether the job ends when the other end of the standard input is closed.
     pub attached: bool,
@@ -85,14 +85,14 @@ pub struct VolumeBinds {
     /// The directories in it of the caches that it shares with others, locked likewise.
     #[serde(default)]
     pub shared: Vec<PathBuf>,
-    /// What of that is bound, writable, and the absolute path where the job sees it.
+    /// Writable bind mounts: a directory of those, and the absolute path where the job sees it.
     pub binds: Vec<(PathBuf, PathBuf)>,
 }
 
 /// The supervisor of a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SupervisorInfo {
-    /// Its process id.
+    /// The process id.
     pub pid: i32,
     /// The mount namespace of all that belongs to the job, by its inode.
     pub namespace: u64,
@@ -118,7 +118,7 @@ impl SupervisorInfo {
 pub enum SupervisorReply {
     /// The commands run.
     Started(SupervisorInfo),
-    /// They could not be started, and why.
+    /// The commands could not be started, and why.
     Failed(String),
 }
 

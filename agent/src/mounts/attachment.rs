@@ -8,12 +8,12 @@ use bdnfs_fs::handover::MountDescriptors;
 use bdnfs_fs::mounts;
 use bdnfs_fs::native_mount::NativeMount;
 
-/// A mount, however it is served.
+/// A mount, served by this process or by the kernel.
 #[derive(Debug)]
 pub enum Attachment {
-    /// This process serves it.
+    /// A FUSE mount, which this process serves.
     Fuse(Mount),
-    /// The kernel serves it.
+    /// A native mount, which the kernel serves.
     Native(NativeMount),
 }
 

@@ -19,11 +19,11 @@ const SNAPSHOTS_KEPT: usize = 8;
 /// A snapshot that a source was mounted as.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PastSnapshot {
-    /// Its id, in hexadecimal.
+    /// The snapshot's id, in hexadecimal.
     pub snapshot: String,
     /// What the source was resolved to, as its origin names it.
     pub resolved: String,
-    /// When that was what the source had, in seconds since 1970.
+    /// When the source was listed in that state, in seconds since 1970.
     pub listed: i64,
 }
 

@@ -26,7 +26,7 @@ use crate::api::{ApiResult, Failure, MountRequest};
 use crate::{mirror, text};
 
 /// Lets one view be built at a time: each may take hundreds of megabytes.
-static VIEW_BUILD: Semaphore = Semaphore::const_new(1);
+static VIEW_BUILD_PERMIT: Semaphore = Semaphore::const_new(1);
 
 /// The snapshot of a request.
 pub struct ResolvedSnapshot {
@@ -34,7 +34,7 @@ pub struct ResolvedSnapshot {
     pub snapshot: Arc<Snapshot>,
     /// What the source was resolved to, as its origin names it.
     pub resolved: String,
-    /// What the user should know.
+    /// A note for the user.
     pub note: Option<String>,
 }
 
@@ -51,7 +51,7 @@ pub async fn resolve(
     Ok(found)
 }
 
-/// Has a snapshot shown in the layout that `request` asks for.
+/// Shows a snapshot in the layout that `request` asks for.
 async fn arrange(
     engine: &Engine,
     snapshot: &Arc<Snapshot>,
@@ -61,7 +61,7 @@ async fn arrange(
     let Some(TreeLayout::HfCache) = request.weights.layout else { return Ok(()) };
     let cache = HubCache::new(&request.weights.source.expose().parse()?, &resolved.parse()?)?;
     let (engine, snapshot) = (engine.clone(), Arc::clone(snapshot));
-    let permit = VIEW_BUILD.acquire().await;
+    let permit = VIEW_BUILD_PERMIT.acquire().await;
     blocking(move || {
         // Held until it is built, even when the caller is gone.
         let _permit = permit;
@@ -70,7 +70,7 @@ async fn arrange(
     .await
 }
 
-/// The same, in the layout of the origin.
+/// Finds the snapshot of a request, in the layout of the origin.
 async fn resolve_listed(
     engine: &Engine,
     scratch: &Path,

@@ -18,8 +18,8 @@ use super::record::MountRecord;
 use crate::api::{MountBackend, MountInfo, MountRequest, MountStatus, StageState, StageStatus};
 use crate::telemetry::scrape::MountScrape;
 
-/// Each blob costs a look at the disk; beyond so many a status would take longer than people wait.
-const COUNTED_BLOBS: u32 = 10_000;
+/// The most blobs whose local bytes are counted: each costs a stat(2), and people wait for a status.
+const COUNTED_BLOBS_MAX: u32 = 10_000;
 
 /// A mount and what the agent knows of it.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl ManagedMount {
         }
     }
 
-    /// Its record, as it is now.
+    /// The record of the mount, as it is now.
     pub fn record(&self) -> MountRecord {
         MountRecord { staged: self.staged.load(Ordering::Relaxed), ..self.record.clone() }
     }
@@ -77,7 +77,7 @@ impl ManagedMount {
         !self.staged.swap(true, Ordering::Relaxed)
     }
 
-    /// Its id.
+    /// The id of the mount.
     pub fn id(&self) -> u64 {
         self.record.id
     }
@@ -97,12 +97,12 @@ impl ManagedMount {
         self.stored.load(Ordering::Relaxed)
     }
 
-    /// Its mount point.
+    /// The mount point.
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
     }
 
-    /// What serves it now.
+    /// The attachment that serves the mount now.
     pub fn attachment(&self) -> Arc<Attachment> {
         self.attachment.read().clone()
     }
@@ -189,7 +189,7 @@ impl ManagedMount {
         let _ = self.gone.subscribe().wait_for(|gone| *gone).await;
     }
 
-    /// Its description for clients.
+    /// The description of the mount for clients.
     pub fn info(&self) -> MountInfo {
         let manifest = self.snapshot.manifest();
         MountInfo {
@@ -206,7 +206,7 @@ impl ManagedMount {
         }
     }
 
-    /// Its status. Touches the local disk.
+    /// The status of the mount. Touches the local disk.
     pub fn status(&self) -> MountStatus {
         let local = self.local().unwrap_or_else(|error| {
             tracing::warn!("cannot tell how much of {} is local: {error}", self.mountpoint().display());
@@ -224,7 +224,7 @@ impl ManagedMount {
 
     fn local(&self) -> Result<Option<u64>> {
         let manifest = self.snapshot.manifest();
-        if manifest.blobs() > COUNTED_BLOBS {
+        if manifest.blobs() > COUNTED_BLOBS_MAX {
             let staged = matches!(self.stage_state(), Some(StageState::Done));
             return Ok(staged.then(|| manifest.bytes()));
         }
@@ -247,7 +247,7 @@ impl ManagedMount {
         self.snapshot.staged().map(|stage| stage_status(&stage).state)
     }
 
-    /// The values of its metrics.
+    /// The values of the mount's metrics.
     pub fn scrape(&self) -> MountScrape {
         let state = match self.stage_state() {
             None => "ready",

@@ -20,14 +20,14 @@ use super::record::MountRecord;
 use crate::api::{ApiResult, Failure, MirrorRequest, MountBackend, MountRequest};
 use crate::{runtime, text};
 
-/// So many threads take a mount's requests, however few processors there are: what they wait for is the cache's disk, where a small
+/// The threads that take a mount's requests, however few processors there are: what they wait for is the cache's disk, where a small
 /// file is opened and read whose pages are not in memory. On two processors eight of them read a quarter more of such files than two,
 /// sixteen no more than eight. What is in memory already, but new to the mount, is answered a tenth slower; a large file is all the same.
 const DEVICE_THREADS: usize = 8;
 /// The number of files from which on the memory of a listing is given back at once.
 const LARGE_LISTING_FILES: u64 = 100_000;
 
-/// What an agent adds to requests.
+/// The defaults that an agent adds to mount requests.
 #[derive(Debug)]
 pub struct MountDefaults {
     /// The mirror of requests that name none.
@@ -193,7 +193,7 @@ impl Mounter {
         blocking(move || Mount::resume(snapshot, runtime, &mountpoint, &options, descriptors)).await
     }
 
-    /// What the user should know of a mount of `snapshot`, a sentence each.
+    /// The warnings on a mount of `snapshot` for the user, a sentence each.
     pub fn warnings(&self, snapshot: &Snapshot, mount: &Mount, request: &MountRequest) -> Vec<String> {
         let source = snapshot.manifest().source();
         let mut warnings = text::notes(snapshot.notes(), source);

@@ -13,7 +13,7 @@ use crate::records::Records;
 /// The record of a mount. It holds no secret.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MountRecord {
-    /// Its id.
+    /// The id of the mount.
     pub id: u64,
     /// When it was mounted, in seconds since 1970.
     pub since: u64,
@@ -62,7 +62,7 @@ impl MountRecords {
         }
     }
 
-    /// All of them, oldest first. What can't be read is logged.
+    /// All records, oldest first. What can't be read is logged.
     pub async fn all(&self) -> Vec<MountRecord> {
         let Some(records) = self.0.clone() else { return Vec::new() };
         let mut records = match blocking(move || records.all()).await {

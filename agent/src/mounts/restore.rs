@@ -32,7 +32,7 @@ const PARALLEL_RESTORES: usize = 16;
 /// How long what containers read before the machine was started again is not evicted: so long a kubelet may take to start them.
 const LAST_BOOT_LEASE: Duration = Duration::from_secs(10 * 60);
 
-/// What a mount is for.
+/// The purpose of a mount of the last run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MountPurpose {
     /// A client of the agent.
@@ -51,16 +51,16 @@ pub enum MountPurpose {
 /// A mount of the last run that could not be restored.
 #[derive(Debug)]
 pub(super) struct FailedMount {
-    /// Its record.
+    /// The record of the mount.
     pub record: MountRecord,
-    /// Why it could not.
+    /// Why it could not be restored.
     pub why: Failure,
     /// Keeps the lease.
     pub _snapshot: Option<Arc<Snapshot>>,
 }
 
 impl FailedMount {
-    /// Its description for clients.
+    /// The description of the mount for clients.
     pub fn info(&self) -> LostMount {
         let weights = &self.record.request.weights;
         let (source, mountpoint) = (weights.source.expose().to_owned(), weights.mountpoint.clone());
@@ -213,7 +213,10 @@ async fn resume_or_attach(
         match manager.mounter.resume(snapshot, request, descriptors).await {
             Ok(mount) => return Ok(Attachment::Fuse(mount)),
             Err(error) => {
-                tracing::warn!("{} can't be served on: {error}", request.weights.mountpoint.display());
+                tracing::warn!(
+                    "cannot resume the mount at {}: {error}",
+                    request.weights.mountpoint.display()
+                );
                 // The old mount then ends, and a new one replaces it.
                 manager.handover.remove(id).await;
             }

@@ -29,18 +29,18 @@ pub struct BaseKey {
     pub snapshot: Digest,
     /// Owner of all files.
     pub uid: Option<u32>,
-    /// Their group.
+    /// Group of all files.
     pub gid: Option<u32>,
 }
 
-/// A base.
+/// A base: the one mount of a snapshot that publications bind.
 #[derive(Debug)]
 pub struct Base {
     key: BaseKey,
     path: PathBuf,
     mount: OnceCell<Arc<ManagedMount>>,
     staged: OnceCell<()>,
-    /// When it was begun to be staged.
+    /// When staging began.
     staging_since: OnceLock<Instant>,
 }
 
@@ -64,7 +64,7 @@ impl Base {
         self.key.snapshot
     }
 
-    /// Its mount, once it has one.
+    /// The mount of the base, once it has one.
     pub fn mount(&self) -> Option<&Arc<ManagedMount>> {
         self.mount.get()
     }
@@ -82,7 +82,7 @@ impl Base {
         self.mount().is_none_or(failed)
     }
 
-    /// How far it is staged.
+    /// The staging progress of the base.
     pub fn progress(&self) -> Option<PublicationProgress> {
         let done = self.mount()?.snapshot().staged()?.progress();
         let seconds = self.staging_since.get().map_or(0.0, |since| since.elapsed().as_secs_f64());
@@ -166,7 +166,7 @@ impl Bases {
         unreachable!("a base always finds a free number")
     }
 
-    /// Mounts it, unless it is. Not to be dropped half-way.
+    /// Mounts a base, unless it is mounted. Not to be dropped half-way.
     pub async fn mount(&self, base: &Base, request: MountRequest, found: ResolvedSnapshot) -> ApiResult<()> {
         let mount = async {
             let id = self.mounts.mount_resolved(request, found).await?.id;
@@ -175,7 +175,7 @@ impl Bases {
         base.mount.get_or_try_init(|| mount).await.map(drop)
     }
 
-    /// Admits it to the cache for `name`, and stages it. `note` hears what it waits for.
+    /// Admits a base to the cache for `name`, and stages it. `note` is told what it waits for.
     pub async fn stage(&self, base: &Base, name: &str, note: impl Fn(String)) -> ApiResult<()> {
         let Some(mount) = base.mount() else { return Err(Failure::closing()) };
         let stage = async {
@@ -188,7 +188,7 @@ impl Bases {
         base.staged.get_or_try_init(|| stage).await.map(drop)
     }
 
-    /// Gives a base back. The last user ends it: with `wait` it is gone when this returns, unless it is in use.
+    /// Releases a base. The last user unmounts it: with `wait` it is gone when this returns, unless it is in use.
     pub async fn release(&self, base: &Arc<Base>, wait: bool) {
         {
             let mut table = self.table.lock();

@@ -62,7 +62,7 @@ impl BindTarget {
         Ok(Self { root, below: below.to_owned(), name: name.to_owned() })
     }
 
-    /// Its path without links, as the mount table has it.
+    /// The path of the target without links, as the mount table has it.
     pub fn path(&self) -> PathBuf {
         self.root.join(&self.below).join(&self.name)
     }
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn target_elsewhere_or_with_dots_is_refused() {
+    fn bind_target_outside_or_with_dots_is_refused() {
         let root = tempfile::tempdir().expect("a directory");
         let allowed = [root.path().to_owned()];
         let locate = |path: &str| BindTarget::locate(&root.path().join(path), &allowed).map_err(|e| e.kind());
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn bind_whose_parent_has_gone_is_not_found_and_unbind_of_it_is_done() {
+    fn bind_without_its_parent_is_not_found_and_unbind_succeeds() {
         let root = tempfile::tempdir().expect("a directory");
         let target =
             BindTarget::locate(&root.path().join("gone/mount"), &[root.path().to_owned()]).expect("below");

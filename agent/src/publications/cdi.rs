@@ -21,7 +21,7 @@ const CDI_VERSION: &str = "0.5.0";
 /// The vendor and class of the devices.
 const CDI_KIND: &str = "bdnfs.io/weights";
 /// How often the file is compared with what is published, in memory. Containers can be started that much after the gate.
-const COMPARE_INTERVAL: Duration = Duration::from_secs(1);
+const CDI_UPDATE_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Publications {
     /// Lists in the CDI file, if there is one, what is published. Never ends.
@@ -37,7 +37,7 @@ impl Publications {
                     Err(error) => tracing::warn!("{error}; containers can't use sources by --device"),
                 }
             }
-            tokio::time::sleep(COMPARE_INTERVAL).await;
+            tokio::time::sleep(CDI_UPDATE_INTERVAL).await;
         }
     }
 
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn device_is_listed_while_its_source_is_published_and_whole() {
+    fn cdi_devices_list_published_intact_sources_only() {
         let sources =
             [source("a", "published", false), source("b", "staging", false), source("c", "published", true)];
         let listed = devices(&sources);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn file_without_devices_is_removed() {
+    fn cdi_file_without_devices_is_removed() {
         let home = tempfile::tempdir().expect("a directory");
         let path = home.path().join("cdi/bdnfs.json");
         write(&path, &[]).expect("nothing to do");

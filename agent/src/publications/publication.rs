@@ -19,12 +19,12 @@ use crate::text;
 
 /// How long a publication may be pending without a request, and a failure be remembered: kubelets ask again
 /// at the latest after two minutes.
-const ABANDONED_AFTER: Duration = Duration::from_secs(5 * 60);
+const ABANDON_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 /// A publication.
 #[derive(Debug)]
 pub struct Publication {
-    /// Its key.
+    /// The key of the publication.
     pub key: String,
     /// The request without its secrets.
     pub request: PublicationRequest,
@@ -32,12 +32,12 @@ pub struct Publication {
     complete: watch::Sender<Option<PublicationRequest>>,
     /// The sources and the target, which another request under the key must share.
     identity: PublicationRequest,
-    /// Its source, as it may be shown.
+    /// The source, as it may be shown.
     pub source: String,
-    /// Its target.
+    /// The target of the bind.
     pub target: Option<BindTarget>,
     state: watch::Sender<State>,
-    end: watch::Sender<Option<End>>,
+    end: watch::Sender<Option<EndRequest>>,
     interest: Mutex<Interest>,
     /// Whether its target was bound to: the mount there is ours.
     bound: AtomicBool,
@@ -45,14 +45,14 @@ pub struct Publication {
 
 /// How a publication was asked to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum EndRequest {
     /// For now: the next agent resumes it.
     Suspended,
     /// For good.
     Cancelled,
 }
 
-/// How far a publication is.
+/// The progress of a publication: its step, base and last event.
 #[derive(Clone, Debug, Default)]
 struct State {
     step: Step,
@@ -66,7 +66,7 @@ enum Step {
     Staging,
     Published,
     Failed(Failure),
-    /// It was removed from the table.
+    /// The publication was removed from the table.
     Gone,
 }
 
@@ -166,7 +166,7 @@ impl Publication {
         known.ok().and_then(|known| known.clone()).unwrap_or_else(|| self.request.clone())
     }
 
-    /// Its record, with its `base` once it is published.
+    /// The record of the publication, with its `base` once it is published.
     pub fn record(&self, base: Option<&Base>, boot: &str) -> PublicationRecord {
         let complete = self.complete.borrow();
         let lacks_secrets = complete.as_ref().is_none_or(|known| identity(known).is_ok_and(|(_, had)| had));
@@ -175,7 +175,7 @@ impl Publication {
         PublicationRecord { request: self.request.clone(), base, boot: boot.to_owned(), pending }
     }
 
-    /// Its base, once it has one.
+    /// The base of the publication, once it has one.
     pub fn base(&self) -> Option<Arc<Base>> {
         self.state.borrow().base.clone()
     }
@@ -257,27 +257,27 @@ impl Publication {
 
     /// Asks it to end for good.
     pub fn cancel(&self) {
-        self.end.send_replace(Some(End::Cancelled));
+        self.end.send_replace(Some(EndRequest::Cancelled));
     }
 
     /// Asks it to end for now, unless it is to end for good: the next agent resumes it.
     pub fn suspend(&self) {
-        self.end.send_modify(|end| *end = end.or(Some(End::Suspended)));
+        self.end.send_modify(|end| *end = end.or(Some(EndRequest::Suspended)));
     }
 
     /// Whether the next agent resumes it.
     pub fn is_suspended(&self) -> bool {
-        *self.end.borrow() == Some(End::Suspended)
+        *self.end.borrow() == Some(EndRequest::Suspended)
     }
 
     /// Whether it was asked to end for good.
     pub fn is_cancelled(&self) -> bool {
-        *self.end.borrow() == Some(End::Cancelled)
+        *self.end.borrow() == Some(EndRequest::Cancelled)
     }
 
     /// Waits until it is asked to end for good.
     pub async fn cancelled(&self) {
-        let _ = self.end.subscribe().wait_for(|end| *end == Some(End::Cancelled)).await;
+        let _ = self.end.subscribe().wait_for(|end| *end == Some(EndRequest::Cancelled)).await;
     }
 
     /// Waits until it is asked to end, for now or for good.
@@ -291,17 +291,17 @@ impl Publication {
         PublicationWaiter(self)
     }
 
-    /// Waits until no request has come for [`ABANDONED_AFTER`].
+    /// Waits until no request has come for [`ABANDON_TIMEOUT`].
     pub async fn abandoned(&self) {
         loop {
             let last = {
                 let interest = self.interest.lock();
                 if interest.waiting > 0 { Instant::now() } else { interest.last }
             };
-            if last.elapsed() >= ABANDONED_AFTER {
+            if last.elapsed() >= ABANDON_TIMEOUT {
                 return;
             }
-            tokio::time::sleep_until(last + ABANDONED_AFTER).await;
+            tokio::time::sleep_until(last + ABANDON_TIMEOUT).await;
         }
     }
 
@@ -318,7 +318,7 @@ impl Publication {
         }
     }
 
-    /// Its state for clients. Needs no disk.
+    /// The status for clients. Needs no disk.
     pub fn status(&self) -> PublicationStatus {
         let state = self.state.borrow().clone();
         let failure = self.failure();
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn request_with_rotated_secrets_or_another_holder_is_the_same() {
+    fn publication_request_with_rotated_secrets_or_other_holder_is_the_same() {
         let one = publication(r#"{"source": "https://h/x?sig=1", "secrets": {"a": "1"}, "holder": "pod a"}"#);
         let is_same = |json| one.is_same(&serde_json::from_str(json).expect("a request"));
         assert!(is_same(r#"{"source": "https://h/x?sig=1", "secrets": {"a": "2"}, "holder": "pod b"}"#));
@@ -381,18 +381,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn pending_publication_that_nobody_asks_for_is_abandoned_unless_kept() {
+    async fn pending_publication_without_requests_is_abandoned_unless_kept() {
         let pending = || std::future::pending::<ApiResult<()>>();
         let one = publication(r#"{"source": "hf://o/m"}"#);
         let waiter = one.wait();
-        let waited = tokio::time::timeout(ABANDONED_AFTER * 3, one.unless_cancelled(pending())).await;
+        let waited = tokio::time::timeout(ABANDON_TIMEOUT * 3, one.unless_cancelled(pending())).await;
         assert!(waited.is_err(), "somebody waits for it");
         drop(waiter);
         let begin = Instant::now();
         let failure = one.unless_cancelled(pending()).await.expect_err("nobody waits any more");
-        assert!(failure.is(Kind::Interrupted) && begin.elapsed() >= ABANDONED_AFTER);
+        assert!(failure.is(Kind::Interrupted) && begin.elapsed() >= ABANDON_TIMEOUT);
         let kept = publication(r#"{"source": "hf://o/m", "keep": true}"#);
-        assert!(tokio::time::timeout(ABANDONED_AFTER * 3, kept.unless_cancelled(pending())).await.is_err());
+        assert!(tokio::time::timeout(ABANDON_TIMEOUT * 3, kept.unless_cancelled(pending())).await.is_err());
         kept.cancel();
         kept.unless_cancelled(pending()).await.expect_err("cancelled");
     }

@@ -105,7 +105,7 @@ impl Publications {
     }
 }
 
-/// What is to be mounted for `asked`, at a path that is yet to be known.
+/// The mount request for `asked`, without a mount point yet.
 fn mount_request(asked: PublicationRequest) -> Result<MountRequest> {
     let access = trust::access(&asked)?;
     let PublicationRequest { source, allow, ignore, mirror, tenant, uid, gid, layout, .. } = asked;

@@ -18,8 +18,8 @@ use super::record::PublicationRecord;
 use crate::api::publication::Staging;
 use crate::mounts::MountPurpose;
 
-/// How often. What is left over costs space in the cache, and nothing else.
-const INTERVAL: Duration = Duration::from_secs(5 * 60);
+/// How often records and mount table are compared. What is left over costs space in the cache, and nothing else.
+const RECONCILE_INTERVAL: Duration = Duration::from_secs(5 * 60);
 impl Publications {
     /// The purpose of the mount at `mountpoint` of an earlier run, if it is a base.
     pub fn purpose_of(&self, mountpoint: &Path) -> Option<MountPurpose> {
@@ -51,7 +51,7 @@ impl Publications {
                 Ok((publication, true)) => {
                     publication.set_published("published before the agent was started again".to_owned());
                     self.table.lock().insert(name, Arc::clone(&publication));
-                    tokio::spawn(Arc::clone(self).attend(publication));
+                    tokio::spawn(Arc::clone(self).unpublish_when_cancelled(publication));
                 }
                 Ok((publication, false)) => {
                     tracing::info!("publication {name} ended while there was no agent");
@@ -73,7 +73,7 @@ impl Publications {
                 tokio::spawn(Arc::clone(self).run(publication));
             }
             Err(failure) => {
-                tracing::warn!("publication {key} can't be gone on with: {failure}");
+                tracing::warn!("cannot resume publication {key}: {failure}");
                 let publications = Arc::clone(self);
                 let _ = blocking(move || publications.records.remove(&key)).await;
             }
@@ -110,7 +110,7 @@ impl Publications {
             if let Err(error) = self.reconcile().await {
                 tracing::warn!("cannot compare publications with the mount table: {error}");
             }
-            tokio::time::sleep(INTERVAL).await;
+            tokio::time::sleep(RECONCILE_INTERVAL).await;
         }
     }
 

@@ -18,15 +18,15 @@ pub struct PublicationRecord {
     pub base: PathBuf,
     /// The boot in which it was asked for: binds and containers do not outlive it.
     pub boot: String,
-    /// What is known of it while it is pending. An agent that knows only published ones takes it for one that has ended.
+    /// The part for a pending one. An agent that knows only published ones takes it for one that has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending: Option<PendingRecord>,
 }
 
-/// What a record has only while its publication is pending.
+/// The part of a record that only a pending publication has.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct PendingRecord {
-    /// Whether the request had secrets: without them it can't be gone on with.
+    /// Whether the request had secrets: without them it can't be resumed.
     pub lacks_secrets: bool,
 }
 

@@ -16,9 +16,9 @@ const KEY_PREFIX: &str = "source-";
 /// A source that has a name.
 #[derive(Clone, Debug)]
 pub struct SourceConfig {
-    /// Its name.
+    /// The name of the source.
     pub name: String,
-    /// What is published: without a target, trusted, and kept.
+    /// The request to publish it: without a target, trusted, and kept.
     pub request: PublicationRequest,
     /// The path at which containers see it.
     pub mount_location: Option<PathBuf>,

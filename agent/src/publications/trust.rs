@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn untrusted_request_with_an_admins_key_is_refused_by_its_name() {
+    fn untrusted_request_with_an_admin_key_is_refused_by_name() {
         for (key, access) in [
             ("endpoint", r#"{"s3": {"endpoint": "http://169.254.169.254"}}"#),
             ("endpoint", r#"{"hub": {"endpoint": "https://elsewhere"}}"#),
@@ -207,14 +207,14 @@ mod tests {
     }
 
     #[test]
-    fn inline_source_is_a_scheme_or_a_prefix_at_a_boundary() {
+    fn inline_source_matches_a_scheme_or_a_path_prefix() {
         let is = |uri: &str, allowed| is_within(&uri.parse().expect("a URI"), allowed);
         assert!(is("s3://models/llama", "s3") && is("s3://models/llama", "s3://models/"));
         assert!(!is("s3://models-secret/x", "s3://models") && !is("hf://o/m", "s3"));
     }
 
     #[test]
-    fn access_has_only_the_secret_of_an_untrusted_request() {
+    fn access_of_an_untrusted_request_has_only_its_own_secret() {
         let one = request(r#"{"source": "hf://o/m", "secrets": {"token": "hf_x"}}"#);
         let given = access(&one).expect("access");
         assert!(given.explicit_only && given.secrets.len() == 1);

@@ -15,15 +15,15 @@ use super::save_context::{SettledUnit, UploadOutcome};
 use crate::api::saving::{CheckpointState, UnitReport};
 use crate::text;
 
-/// How long what failed waits for its next try, at first and at most.
-const RETRY_MIN: Duration = Duration::from_secs(1);
-const RETRY_MAX: Duration = Duration::from_secs(60);
-/// How many entries that are left out, or were deleted too early, are told one by one.
-const SKIPPED_TOLD_MAX: usize = 1000;
+/// The backoff after a failure, at first and at most.
+const SAVE_RETRY_MIN: Duration = Duration::from_secs(1);
+const SAVE_RETRY_MAX: Duration = Duration::from_secs(60);
+/// How many entries that are left out, or were deleted too early, are reported one by one.
+const REPORTED_SKIPS_MAX: usize = 1000;
 /// How many checkpoints are reported, and with them those that are there.
-const REPORTS_MAX: usize = 1000;
+const REPORTED_CHECKPOINTS_MAX: usize = 1000;
 /// How often the record is written for the sake of the backlog alone: it is flushed to the disk, which the job needs.
-const BACKLOG_INTERVAL: Duration = Duration::from_secs(10);
+const BACKLOG_WRITE_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Saver {
     /// Records the outcome of sealing or saving a unit.
@@ -82,7 +82,7 @@ impl Saver {
         ));
     }
 
-    /// Tells what was removed from the mirror to keep only the newest.
+    /// Reports what was removed from the mirror to keep only the newest.
     fn pruned(&mut self, removed: Result<Vec<CheckpointId>>) {
         match removed {
             Ok(removed) => {
@@ -93,7 +93,7 @@ impl Saver {
         }
     }
 
-    /// Gives a unit up until it changes.
+    /// Gives up a unit until it changes.
     pub(super) fn refuse(&mut self, unit: &SettledUnit, error: &Error) {
         self.refused.insert(unit.name().to_owned(), unit.fingerprint);
         self.retry.remove(unit.name());
@@ -120,9 +120,9 @@ impl Saver {
         }
     }
 
-    /// Schedules what failed, a unit or the look, for another try.
+    /// Schedules a retry of what failed, a unit or the scan.
     pub(super) fn fail(&mut self, what: &str, error: &Error) {
-        let wait = self.retry.get(what).map_or(RETRY_MIN, |(_, wait)| (*wait * 2).min(RETRY_MAX));
+        let wait = self.retry.get(what).map_or(SAVE_RETRY_MIN, |(_, wait)| (*wait * 2).min(SAVE_RETRY_MAX));
         self.retry.insert(what.to_owned(), (Instant::now() + wait, wait));
         self.record.report.failures += 1;
         let why = error.to_string();
@@ -132,17 +132,17 @@ impl Saver {
         }
     }
 
-    /// Takes what a look has left out.
+    /// Records what a scan has left out.
     pub(super) fn skip_all(&mut self, skipped: SkippedEntries) {
         self.is_partial = skipped.values().any(|why| why.has_content());
         skipped.into_iter().for_each(|(path, why)| self.skip(path, why));
     }
 
-    /// Tells, once, that what lies at `path` is left out.
+    /// Reports, once, that the entry at `path` is left out.
     fn skip(&mut self, path: Vec<u8>, why: SkipReason) {
         let text =
             format!("{}/{} is not saved: {why}", self.context.order.place.display(), path.escape_ascii());
-        if self.skipped.len() < SKIPPED_TOLD_MAX && self.skipped.insert(path) {
+        if self.skipped.len() < REPORTED_SKIPS_MAX && self.skipped.insert(path) {
             self.record.note(text);
         }
     }
@@ -183,7 +183,7 @@ impl Saver {
     /// Drops the oldest reports of what is gone, where there are too many.
     fn trim_reports(&mut self) {
         let (units, reports) = (self.settling.units(), &mut self.record.report.checkpoints);
-        while reports.len() > REPORTS_MAX.max(units.len()) {
+        while reports.len() > REPORTED_CHECKPOINTS_MAX.max(units.len()) {
             let gone = reports.iter().enumerate().filter(|(_, one)| !units.contains_key(&one.name));
             let Some((oldest, _)) = gone.min_by_key(|(_, one)| one.saved) else { return };
             reports.remove(oldest);
@@ -218,7 +218,7 @@ impl Saver {
             let backlog = std::mem::replace(&mut written.report.backlog, self.record.report.backlog);
             let is_same = *written == self.record;
             written.report.backlog = backlog;
-            let is_new = backlog != self.record.report.backlog && at.elapsed() >= BACKLOG_INTERVAL;
+            let is_new = backlog != self.record.report.backlog && at.elapsed() >= BACKLOG_WRITE_INTERVAL;
             if is_same && !is_new {
                 return;
             }

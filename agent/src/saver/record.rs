@@ -128,7 +128,7 @@ pub fn begin(volume: &Path) -> Result<()> {
         let _ = fs::remove_file(volume.join(name));
     }
     let _ = fs::remove_dir_all(volume.join(SEALS_DIRECTORY));
-    let boot = bdnfs::boot::id().context("cannot see which boot this is")?;
+    let boot = bdnfs::boot::id().context("cannot read the boot id")?;
     SaverRecord { boot, ..SaverRecord::default() }.write(volume)
 }
 
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_after_those_seen_are_the_last_ones() {
+    fn events_after_a_count_returns_the_newer_ones() {
         let mut record = SaverRecord::default();
         (0..EVENTS_MAX + 3).for_each(|number| record.note(number.to_string()));
         assert_eq!(record.events_after(record.events), &[] as &[String]);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn power_cut_is_seen_before_a_saver_has_written_its_record() {
+    fn saver_resume_after_a_power_cut_without_a_record_detects_it() {
         let volume = tempfile::tempdir().expect("a directory");
         let boot = bdnfs::boot::id().expect("a boot");
         request_end(volume.path(), SaverEnd::Keep).expect("written");

@@ -1,4 +1,4 @@
-//! The rounds of a saver: look at the directory each second, seal what has settled, save the newest first.
+//! The rounds of a saver: scan the directory each second, seal what has settled, save the newest first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use super::{JobEnd, SaveOrder};
 use crate::api::saving::CheckpointState;
 use crate::context::Context;
 
-/// How often the directory is looked at.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the directory is scanned.
+const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 /// The most that a tracker holds, in bytes.
-const TRACKER_BYTES: u64 = 4096;
+const TRACKER_MAX_BYTES: u64 = 4096;
 
 /// Saves until the job has ended and nothing is left to be saved.
 ///
@@ -30,7 +30,7 @@ const TRACKER_BYTES: u64 = 4096;
 /// Those of opening the directory.
 pub async fn save(order: SaveOrder) -> Result<()> {
     let directory = Arc::new(VolumeDirectory::open(&order.directory)?);
-    let boot = bdnfs::boot::id().context("cannot see which boot this is")?;
+    let boot = bdnfs::boot::id().context("cannot read the boot id")?;
     let (mut record, is_cut) = record::resume(&order.volume, &boot);
     let report = &mut record.report;
     (report.finished, report.given_up, report.torn) = (false, false, 0);
@@ -74,9 +74,9 @@ pub struct Saver {
     pub(super) remainders: BTreeMap<String, Digest>,
     /// The entries that were reported as left out.
     pub(super) skipped: BTreeSet<Vec<u8>>,
-    /// Whether content is left out of what the last look found.
+    /// Whether the last scan left content out.
     pub(super) is_partial: bool,
-    /// When to try again what failed, a unit or the look, and how long it waits then.
+    /// When a failed unit or scan is retried, and its backoff.
     pub(super) retry: BTreeMap<String, (Instant, Duration)>,
 }
 
@@ -101,20 +101,20 @@ impl SaveTask {
 }
 
 /// The result of a scan of the directory.
-struct Found {
+struct DirectoryScan {
     seals: Seals,
     /// The units that trackers name, and when each of those was written.
     tracked: Vec<(String, FileTime)>,
     skipped: SkippedEntries,
 }
 
-impl Found {
+impl DirectoryScan {
     /// Scans the directory. Touches the local disk.
-    fn look(directory: &VolumeDirectory) -> Result<Self> {
+    fn read(directory: &VolumeDirectory) -> Result<Self> {
         let scan = directory.walk()?;
         let trackers = scan.files.iter().filter(|(path, _)| is_tracker(path));
         let named = trackers.flat_map(|(path, file)| {
-            let content = directory.read_small(path, TRACKER_BYTES).ok().flatten().unwrap_or_default();
+            let content = directory.read_small(path, TRACKER_MAX_BYTES).ok().flatten().unwrap_or_default();
             let names = tracked(path, &String::from_utf8_lossy(&content));
             names.into_iter().map(|name| (name, file.mtime))
         });
@@ -144,18 +144,19 @@ impl Saver {
             }
             self.count_backlog(upload.as_ref());
             let is_hopeless = looked.as_ref().is_err_and(|error| error.kind() == Kind::Invalid);
-            if (looked.is_ok() && upload.is_none() && self.is_all_saved()) || self.gives_up(is_hopeless) {
+            if (looked.is_ok() && upload.is_none() && self.is_all_saved()) || self.should_give_up(is_hopeless)
+            {
                 break;
             }
             self.write().await;
             let outcome = match &mut upload {
                 None => {
-                    sleep(LOOK_INTERVAL).await;
+                    sleep(SCAN_INTERVAL).await;
                     None
                 }
                 Some(upload) => tokio::select! {
                     outcome = upload.outcome() => Some(outcome),
-                    () = sleep(LOOK_INTERVAL) => None,
+                    () = sleep(SCAN_INTERVAL) => None,
                 },
             };
             if let Some((outcome, upload)) = outcome.and_then(|outcome| Some((outcome, upload.take()?))) {
@@ -178,7 +179,7 @@ impl Saver {
         let look = blocking(move || {
             // Checked before the scan: a scan after the end finds everything.
             let ended = if has_ended { None } else { context.order.job_end() };
-            Ok((ended, requested_end(&context.order.volume), Found::look(&context.directory)))
+            Ok((ended, requested_end(&context.order.volume), DirectoryScan::read(&context.directory)))
         });
         let (ended, end_request, found) = look.await?;
         self.ended = self.ended.or(ended.map(|end| (Instant::now(), end)));
@@ -312,7 +313,7 @@ impl Saver {
     }
 
     /// Whether saving ends here, with what it has come to.
-    pub(super) fn gives_up(&mut self, is_hopeless: bool) -> bool {
+    pub(super) fn should_give_up(&mut self, is_hopeless: bool) -> bool {
         let Some((at, _)) = self.ended else { return false };
         let is_asked = self.end_request == Some(SaverEnd::Keep);
         if !is_asked && !is_hopeless && at.elapsed() < self.context.order.give_up {

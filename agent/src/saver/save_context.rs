@@ -9,7 +9,7 @@ use bdnfs::checkpoint::{CheckpointId, SavedCheckpoint};
 use bdnfs::digest::{Digest, hex};
 use bdnfs::error::{Kind, Result};
 use bdnfs::mirror::Mirror;
-use bdnfs::mirroring::{MirrorConfig, MirrorProgress, MirrorSource, mirror_source};
+use bdnfs::mirroring::{MirrorProgress, MirrorSource, mirror_source};
 use bdnfs::task::blocking;
 use bdnfs::volume::{Seal, SealOutcome, SealedOrigin, SealedUnit, VolumeDirectory, seal_file_name};
 use chrono::{DateTime, Utc};
@@ -19,10 +19,7 @@ use tokio::time::Instant;
 
 use super::SaveOrder;
 use super::record::{self, SEALS_DIRECTORY, SavedState};
-use crate::mirror;
-
-/// The memory that content on its way may hold, in bytes: the job has the rest of the machine.
-const MIRROR_CONFIG: MirrorConfig = MirrorConfig { memory: 128 << 20 };
+use crate::mirror::{self, MIRROR_CONFIG};
 
 /// The parts that every upload of a saver needs.
 #[derive(Debug)]
@@ -52,16 +49,16 @@ pub struct SettledUnit {
 /// The outcome of an upload.
 #[derive(Debug)]
 pub enum UploadOutcome {
-    /// It is in the mirror; and which older ones were removed from there, or why they could not be.
+    /// The unit is in the mirror; and which older ones were removed from there, or why they could not be.
     Saved(Box<SavedCheckpoint>, Result<Vec<CheckpointId>>),
-    /// It was not settled, or changed meanwhile.
+    /// The unit was not settled, or changed meanwhile.
     Busy,
     /// The file system can't tell whether it has a writer.
     WritersUnknown,
 }
 
 impl SettledUnit {
-    /// Its name.
+    /// The name of the unit.
     pub fn name(&self) -> &str {
         &self.seal.unit
     }

@@ -15,7 +15,7 @@ use super::save_context::{SettledUnit, UploadOutcome};
 use crate::api::saving::CheckpointState;
 
 /// How many torn files of a unit an event names.
-const TORN_TOLD_MAX: usize = 10;
+const LISTED_TORN_FILES_MAX: usize = 10;
 
 impl Saver {
     /// Saves what a power cut has left as it was sealed. The rest is listed and kept.
@@ -25,7 +25,7 @@ impl Saver {
         while let Some(unit) = waiting.pop() {
             let volume = self.context.order.volume.clone();
             self.end_request = blocking(move || Ok(requested_end(&volume))).await?;
-            if self.end_request == Some(SaverEnd::Discard) || self.gives_up(false) {
+            if self.end_request == Some(SaverEnd::Discard) || self.should_give_up(false) {
                 break;
             }
             if let Some((at, _)) = self.retry.get(unit.name()) {
@@ -65,7 +65,8 @@ impl Saver {
             let (survivors, torn) = seal.survivors(found_now);
             let is_whole = torn.is_empty() && survivors.files.len() == seal.files.len();
             if !torn.is_empty() {
-                let paths = torn.iter().take(TORN_TOLD_MAX).map(|path| path.escape_ascii().to_string());
+                let paths =
+                    torn.iter().take(LISTED_TORN_FILES_MAX).map(|path| path.escape_ascii().to_string());
                 let paths: Vec<_> = paths.collect();
                 self.report(&name).state = CheckpointState::Torn;
                 self.record.report.torn += torn.len() as u64;

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_and_openapi_document_are_the_same() {
+    fn control_routes_match_the_openapi_document() {
         let listed = control_routes().listed;
         let served: BTreeSet<_> = listed
             .iter()

@@ -16,7 +16,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 use crate::api::Failure;
 
-/// After a failed accept (no free descriptor, say), others get this long to recover.
+/// The pause after a failed accept: other processes may free descriptors meanwhile.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 impl IntoResponse for Failure {
@@ -42,7 +42,7 @@ impl IntoResponse for Failure {
 pub struct ControlSocket {
     listener: UnixListener,
     path: PathBuf,
-    /// Says that it is ours, where no cache's lock does.
+    /// The lock that claims the socket, where no cache's lock does.
     lock: Option<File>,
 }
 
@@ -78,7 +78,7 @@ impl ControlSocket {
             let mut owner = String::new();
             lock.read_to_string(&mut owner).map_err(fault)?;
             let (path, owner) = (path.display(), owner.trim());
-            let text = format!("the socket {path} is that of process {owner}; name another one");
+            let text = format!("socket {path} is in use by process {owner}; name another one");
             return Err(Error::new(Kind::Busy, text));
         }
         lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(fault)?;
@@ -114,8 +114,8 @@ impl axum::serve::Listener for ControlSocket {
             match self.listener.accept().await {
                 Ok((stream, address)) => match stream.peer_cred() {
                     Ok(peer) if crate::api::socket::is_trusted(peer.uid()) => return (stream, address),
-                    Ok(peer) => tracing::warn!("user {} was turned away", peer.uid()),
-                    Err(error) => tracing::warn!("a peer of unknown identity was turned away: {error}"),
+                    Ok(peer) => tracing::warn!("rejected a connection of user {}", peer.uid()),
+                    Err(error) => tracing::warn!("rejected a connection of an unknown user: {error}"),
                 },
                 Err(error) => {
                     tracing::warn!("cannot accept a connection: {error}");
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_beside_has_one_owner() {
+    async fn bind_beside_of_a_socket_in_use_is_refused_with_its_process() {
         let dir = tempfile::tempdir().expect("directory");
         let path = dir.path().join("below/agent.sock");
         let first = ControlSocket::bind_beside(&path).expect("bound");
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_and_failures_cross_the_socket() {
+    async fn control_socket_carries_answers_and_failures() {
         let dir = tempfile::tempdir().expect("directory");
         let path = dir.path().join("control.sock");
         let client = Client::new(&path);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn client_of_agent_that_hangs_up_reports_disconnect() {
+    async fn client_of_an_agent_that_hangs_up_reports_disconnected() {
         let dir = tempfile::tempdir().expect("directory");
         let path = dir.path().join("control.sock");
         let listener = UnixListener::bind(&path).expect("bound");

@@ -46,7 +46,7 @@ impl Page<'_> {
         each(&mut metric, samples, |metric, value| metric.encode_gauge(value))
     }
 
-    /// How long things take, in seconds.
+    /// A histogram of durations, in seconds.
     pub fn times<'s, const N: usize>(
         &mut self,
         name: &str,

@@ -15,7 +15,7 @@ const STIME: usize = 12;
 const THREADS: usize = 17;
 const RSS: usize = 21;
 
-/// The figures; what the kernel does not tell is 0.
+/// The kernel's figures of this process; what the kernel does not tell is 0.
 #[derive(Debug, Default)]
 pub struct ProcessScrape {
     cpu: f64,
@@ -26,7 +26,7 @@ pub struct ProcessScrape {
 }
 
 impl ProcessScrape {
-    /// Asks the kernel.
+    /// Reads the figures from /proc.
     pub fn read() -> Self {
         let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
         let open = fs::read_dir("/proc/self/fd").map_or(0, |fds| fds.count() as u64);
@@ -50,7 +50,7 @@ impl ProcessScrape {
         }
     }
 
-    /// Writes them.
+    /// Writes the figures as metrics.
     pub fn encode(&self, page: &mut Page<'_>) -> fmt::Result {
         let text = "Processor time that the agent used.";
         page.counter("process_cpu", text, Some(Unit::Seconds), [sample([], self.cpu)])?;

@@ -15,7 +15,7 @@ use crate::cache::scrubber::ScrubCounts;
 /// The staging states of a mount.
 pub const STAGING_STATES: [&str; 4] = ["ready", "staging", "staged", "failed"];
 
-/// All figures of an agent.
+/// The metrics of an agent.
 #[derive(Debug)]
 pub struct Scrape {
     /// Whether the agent answers requests.
@@ -48,7 +48,7 @@ pub struct Scrape {
     pub process: ProcessScrape,
 }
 
-/// The figures of peers.
+/// The metrics of a node's peers.
 #[derive(Debug)]
 pub struct ClusterScrape {
     /// The counters of peers.
@@ -57,20 +57,20 @@ pub struct ClusterScrape {
     pub banned: u64,
 }
 
-/// The checkpoints of a job.
+/// The metrics of a job's checkpoints.
 #[derive(Debug)]
 pub struct SavingScrape {
     /// The id of the training job.
     pub id: String,
-    /// Its project.
+    /// The project of the job.
     pub project: String,
     /// When its commands began to run, in seconds since 1970: nothing can have been saved before.
     pub began: f64,
-    /// Their counts by state.
+    /// The checkpoints and their states.
     pub report: SaveReport,
 }
 
-/// The figures of a mount.
+/// The metrics of a mount.
 #[derive(Debug)]
 pub struct MountScrape {
     /// The source, as it was named.

@@ -29,9 +29,9 @@ use crate::text;
 /// The path of traces below a collector's URL.
 const TRACES_PATH: &str = "v1/traces";
 /// How long a collector may take to answer.
-const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an answer may be, in bytes: a status and a sentence, which need a hundredth of it.
-const ANSWER_MAX_BYTES: usize = 64 << 10;
+const COLLECTOR_ANSWER_MAX_BYTES: usize = 64 << 10;
 /// How long the last spans may take to be sent when the process ends.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// The environment's names for where traces go: exactly there, or below there.
@@ -39,7 +39,7 @@ const ENDPOINT_VARIABLES: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OT
 /// The environment's name for what this program is called.
 const SERVICE_VARIABLE: &str = "OTEL_SERVICE_NAME";
 
-/// The collector.
+/// The URL of an OTLP collector for traces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtlpEndpoint(Url);
 
@@ -52,12 +52,12 @@ impl OtlpEndpoint {
         Ok(Self(url))
     }
 
-    /// The one that the environment names, as is usual for all that speaks OTLP.
-    pub fn ambient() -> Result<Option<Self>> {
-        Self::named(|name| std::env::var(name).ok())
+    /// The collector that the environment variables of OpenTelemetry name, if any.
+    pub fn from_environment() -> Result<Option<Self>> {
+        Self::from_variables(|name| std::env::var(name).ok())
     }
 
-    fn named(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
+    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
         let [exact, base] = ENDPOINT_VARIABLES;
         let named = |name: &str| variable(name).filter(|value| !value.is_empty());
         if let Some(url) = named(exact) {
@@ -83,7 +83,7 @@ fn parse(text: &str) -> Result<Url> {
     Ok(url)
 }
 
-/// Keeps traces being sent. Dropping it sends what is left, for which there is a moment.
+/// Guards the export of traces. Dropping it sends what is left, for which there is a moment.
 #[derive(Debug)]
 pub struct TraceGuard(SdkTracerProvider);
 
@@ -94,7 +94,7 @@ impl Drop for TraceGuard {
     }
 }
 
-/// Begins to send what the answer's second part traces to `collector`.
+/// Starts to send the spans of the returned tracer to `collector`.
 pub fn start(collector: &OtlpEndpoint) -> Result<(TraceGuard, SdkTracer)> {
     let exporter = SpanExporter::builder()
         .with_http()
@@ -170,7 +170,7 @@ impl HttpSender {
             Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
         let http = reqwest::Client::builder()
             .user_agent(concat!("bdnfs/", env!("CARGO_PKG_VERSION")))
-            .timeout(SEND_TIMEOUT)
+            .timeout(EXPORT_TIMEOUT)
             // Nothing reads a connection between two requests.
             .pool_max_idle_per_host(0)
             .no_proxy();
@@ -191,7 +191,7 @@ impl HttpClient for HttpSender {
             let sent = self.send(request).await;
             let answer = sent.map_err(|error| text::line(&error.without_url()))?;
             let (head, body) = answer.into_parts();
-            let body = Limited::new(body, ANSWER_MAX_BYTES).collect().await;
+            let body = Limited::new(body, COLLECTOR_ANSWER_MAX_BYTES).collect().await;
             // Its message may name the URL, which may be secret.
             let body = body.map_err(|_| "the answer broke off, or is too long")?;
             Ok(Response::from_parts(head, body.to_bytes()))
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn collector_is_read_from_a_url_or_the_environment() {
+    fn otlp_endpoint_is_read_from_a_url_or_the_environment() {
         let at = |url: &str| OtlpEndpoint::at(url).map(|OtlpEndpoint(url)| url.to_string());
         assert_eq!(at("http://collector:4318").expect("a URL"), "http://collector:4318/v1/traces");
         assert_eq!(at("https://host/otlp/").expect("a URL"), "https://host/otlp/v1/traces");
@@ -216,16 +216,19 @@ mod tests {
             let error = at(url).expect_err(url).to_string();
             assert!(error.contains(told) && !error.contains("me:secret"), "{error}");
         }
-        let ambient = |pairs: &'static [(&str, &str)]| {
+        let from_environment = |pairs: &'static [(&str, &str)]| {
             let find =
                 |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-            OtlpEndpoint::named(find).map(|found| found.map(|OtlpEndpoint(url)| url.to_string()))
+            OtlpEndpoint::from_variables(find).map(|found| found.map(|OtlpEndpoint(url)| url.to_string()))
         };
-        assert_eq!(ambient(&[(ENDPOINT_VARIABLES[1], "")]).expect("nothing"), None);
-        let both = ambient(&[(ENDPOINT_VARIABLES[1], "http://a"), (ENDPOINT_VARIABLES[0], "http://b/exact")]);
+        assert_eq!(from_environment(&[(ENDPOINT_VARIABLES[1], "")]).expect("nothing"), None);
+        let both = from_environment(&[
+            (ENDPOINT_VARIABLES[1], "http://a"),
+            (ENDPOINT_VARIABLES[0], "http://b/exact"),
+        ]);
         assert_eq!(both.expect("a URL").as_deref(), Some("http://b/exact"));
         assert!(
-            ambient(&[(ENDPOINT_VARIABLES[1], "a")])
+            from_environment(&[(ENDPOINT_VARIABLES[1], "a")])
                 .expect_err("no URL")
                 .to_string()
                 .starts_with(ENDPOINT_VARIABLES[1])

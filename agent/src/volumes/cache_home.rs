@@ -24,7 +24,7 @@ const CACHES_DIRECTORY: &str = "caches";
 /// The file in a home that is locked by the one whose turn it is.
 const TURN_FILE: &str = "turn.lock";
 
-/// Whose a cache is.
+/// The scope of a cache: a project or a team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheScope {
     /// The cache of all jobs of a project.
@@ -42,7 +42,7 @@ impl CacheScope {
         }
     }
 
-    /// What commands that take a name need before that of such a one.
+    /// The option of `bdnfs project` that selects the scope.
     pub fn option(self) -> &'static str {
         match self {
             Self::Project => "",
@@ -81,7 +81,7 @@ impl CacheHome {
         homes
     }
 
-    /// Whose it is.
+    /// The scope of the cache.
     pub fn scope(&self) -> CacheScope {
         self.scope
     }
@@ -91,12 +91,12 @@ impl CacheHome {
         &self.name
     }
 
-    /// What it is saved as in a mirror.
+    /// The source name of the cache in a mirror.
     pub fn source(&self) -> String {
         format!("cache://{}/{}", self.scope.word(), encode(&self.name))
     }
 
-    /// Its directory, which is locked.
+    /// The directory of the home, which its users hold locked.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -169,11 +169,11 @@ impl CacheHome {
     }
 
     /// Moves `path`, which lies in it, into the trash.
-    pub(super) fn throw_away(&self, path: &Path) -> io::Result<()> {
+    pub(super) fn move_to_trash(&self, path: &Path) -> io::Result<()> {
         trash::take(path, &self.trash, &format!("{}-cache", self.scope.word()))
     }
 
-    /// Moves it into the trash. Touches the local disk. [`empty_trash`](Self::empty_trash) frees the space.
+    /// Moves the home into the trash. Touches the local disk. [`empty_trash`](Self::empty_trash) frees the space.
     ///
     /// # Errors
     /// [`Kind::NotFound`] where it is not there, [`Kind::Busy`] while it is used, [`Kind::Disk`].
@@ -189,7 +189,7 @@ impl CacheHome {
                     _ => Error::disk(failed(), error),
                 }
             })?;
-        self.throw_away(&self.path).with_context(failed)
+        self.move_to_trash(&self.path).with_context(failed)
     }
 
     /// Removes what lies in the trash of its tenant, and waits until that is done. Touches the local disk.
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn homes_of_any_name_and_tenant_are_apart_and_found_again() {
+    fn cache_homes_of_any_name_and_tenant_are_distinct_and_listed() {
         let volumes = tempfile::tempdir().unwrap();
         let names = ["..", "a/b", "a%2Fb", "ä b"];
         let mut paths: Vec<_> = names.iter().map(|name| home(volumes.path(), "t", name).tree()).collect();
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn home_in_use_is_not_removed_and_one_that_is_removed_begins_anew() {
+    fn cache_home_in_use_is_not_removed_and_a_removed_one_starts_empty() {
         let volumes = tempfile::tempdir().unwrap();
         let home = home(volumes.path(), "t", "p");
         assert_eq!(home.remove().unwrap_err().kind(), Kind::NotFound);

@@ -46,7 +46,7 @@ const STATE_FILE: &str = "sync.json";
 const INCOMING_DIRECTORY: &str = "incoming";
 /// The longest time in which a kernel dates all changes of files the same.
 const CLOCK_TICK: Duration = Duration::from_millis(10);
-/// How often a save begins anew when another node was faster.
+/// How often a save is tried when another node saves at the same time.
 const SAVE_ATTEMPTS: u32 = 5;
 
 /// The state of a home.
@@ -55,7 +55,7 @@ pub struct SyncState {
     /// The snapshot that it was last the same as: its manifest's digest, in hexadecimal digits.
     #[serde(default)]
     pub manifest: Option<String>,
-    /// What was done to a file then or later, in nanoseconds since 1970 by the clock of its disk, is a change.
+    /// The time from which on a change of a file counts, in nanoseconds since 1970 by the clock of its disk.
     #[serde(default)]
     pub since: i64,
     /// The boot in which jobs write to it.
@@ -79,16 +79,16 @@ pub struct CacheSync {
     turn: Arc<File>,
 }
 
-/// What came of bringing a home to the state that is saved.
+/// The outcome of bringing a home to the state that is saved.
 #[derive(Clone, Debug, Default)]
 pub struct BroughtCache {
-    /// What is saved; `None` where nothing is.
+    /// The saved state; `None` where nothing is saved.
     pub latest: Option<Ref>,
-    /// How many entries came, new or changed.
+    /// Number of entries that were brought, new or changed.
     pub taken: usize,
-    /// How many entries went.
+    /// Number of entries that were removed.
     pub removed: usize,
-    /// The bytes that came.
+    /// Bytes that were brought.
     pub bytes: u64,
     /// The paths that were changed here and elsewhere, of which the later change was kept.
     pub conflicts: Vec<Vec<u8>>,
@@ -97,12 +97,12 @@ pub struct BroughtCache {
     generation: u64,
 }
 
-/// What came of saving a home.
+/// The outcome of saving a home.
 #[derive(Debug)]
 pub struct SavedCache {
-    /// What was brought before.
+    /// The outcome of bringing it up to date first.
     pub brought: BroughtCache,
-    /// What was published; `None` where nothing was changed.
+    /// The published snapshot; `None` where nothing was changed.
     pub published: Option<MirrorOutcome>,
     /// The files that are being written: they are saved as they were before, or not at all.
     pub busy: Vec<Vec<u8>>,
@@ -244,7 +244,7 @@ impl CacheHome {
         source_key(&self.source(), &Patterns::default())
     }
 
-    /// Its state. Touches the local disk.
+    /// The state of the home. Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`].
@@ -306,7 +306,7 @@ impl CacheHome {
     /// Empties it: it was removed elsewhere.
     fn discard(&self) -> Result<()> {
         let failed = || format!("cannot empty {}", self.path().display());
-        self.throw_away(&self.tree()).and_then(|()| self.create_tree()).with_context(failed)?;
+        self.move_to_trash(&self.tree()).and_then(|()| self.create_tree()).with_context(failed)?;
         self.write_sync_state(&SyncState { manifest: None, since: 0, ..self.sync_state()? })?;
         trash::empty(self.trash().to_owned());
         Ok(())
@@ -320,7 +320,7 @@ impl CacheHome {
     /// Makes the tree, if it is not there, and an empty directory for what is brought, without what an interrupted run has left.
     fn begin_bringing(&self) -> Result<()> {
         let (failed, incoming) = (|| format!("cannot write to {}", self.path().display()), self.incoming());
-        self.create_tree().and_then(|()| self.throw_away(&incoming)).with_context(failed)?;
+        self.create_tree().and_then(|()| self.move_to_trash(&incoming)).with_context(failed)?;
         DirBuilder::new().mode(0o700).create(&incoming).with_context(failed)
     }
 
@@ -329,13 +329,13 @@ impl CacheHome {
         let (tree, incoming) = (self.tree(), self.incoming());
         apply_merge(&VolumeDirectory::open(&tree)?, &VolumeDirectory::open(&incoming)?, theirs, plan)?;
         let failed = || format!("cannot remove {}", incoming.display());
-        self.throw_away(&incoming).with_context(failed)?;
+        self.move_to_trash(&incoming).with_context(failed)?;
         trash::empty(self.trash().to_owned());
         let (manifest, since) = (Some(manifest.to_string()), self.time()?);
         self.write_sync_state(&SyncState { manifest, since, ..self.sync_state()? })
     }
 
-    /// What was changed in it since the snapshot of the manifest `former`; `None` where nothing was.
+    /// The changes to the home since the snapshot of the manifest `former`; `None` where there are none.
     fn changes(&self, former: Option<&Manifest>) -> Result<Option<ChangedHome>> {
         let (state, since) = (self.sync_state()?, self.time()?);
         let directory = Arc::new(VolumeDirectory::open(&self.tree())?);

@@ -8,15 +8,15 @@ use std::path::{Path, PathBuf};
 /// An entry of a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheEntry {
-    /// Its path in the cache.
+    /// The path in the cache.
     pub path: PathBuf,
-    /// Its size in bytes; of a directory that of all files below it.
+    /// The size in bytes; of a directory that of all files below it.
     pub size: u64,
     /// When it was last changed, in seconds since 1970.
     pub modified: i64,
     /// The type of the entry: `file`, `directory` or `symlink`.
     pub kind: &'static str,
-    /// Its permissions, as `ls -l` shows them.
+    /// The permissions, as `ls -l` shows them.
     pub permissions: String,
 }
 
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn list_has_every_entry_and_directories_with_all_below_them() {
+    fn file_list_has_every_entry_and_directory_totals() {
         let tree = tempfile::tempdir().unwrap();
         fs::create_dir_all(tree.path().join("a/b")).unwrap();
         fs::write(tree.path().join("a/b/x"), [1; 5]).unwrap();

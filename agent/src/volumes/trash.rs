@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 
 use crate::runtime;
 
-/// How many things of one name may lie in a trash at a time.
-const NAMES_MAX: u32 = 10_000;
+/// How many entries of one name may lie in a trash at a time.
+const TRASH_NAMES_MAX: u32 = 10_000;
 
 /// Moves `path` into the directory `trash`, under a name that begins with `name`. What isn't there needs no move.
 ///
@@ -17,7 +17,7 @@ const NAMES_MAX: u32 = 10_000;
 /// The disk's own.
 pub fn take(path: &Path, trash: &Path, name: &str) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(trash)?;
-    for number in 0..NAMES_MAX {
+    for number in 0..TRASH_NAMES_MAX {
         let moved = fs::rename(path, trash.join(format!("{name}-{number}")));
         match moved {
             Err(e) if matches!(e.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists) => {}
@@ -40,9 +40,9 @@ pub fn empty(trash: PathBuf) -> Option<JoinHandle<()>> {
 
 /// Removes what lies in the directory `trash`.
 fn remove_all(trash: &Path) {
-    let mut round = Round { removed: true, ..Round::default() };
+    let mut round = TrashPass { removed: true, ..TrashPass::default() };
     while round.removed {
-        round = Round { moved: round.moved, ..Round::default() };
+        round = TrashPass { moved: round.moved, ..TrashPass::default() };
         for entry in fs::read_dir(trash).into_iter().flatten().flatten() {
             round.remove(&entry, trash);
         }
@@ -55,8 +55,8 @@ fn remove_all(trash: &Path) {
 /// One look at all that lies in a trash. What is below a directory in it is moved up into it: a job may have made directories deeper
 /// than any stack and than any path, and so each is removed as one that has files alone.
 #[derive(Default)]
-struct Round {
-    /// Whether there is less than before.
+struct TrashPass {
+    /// Whether anything was removed.
     removed: bool,
     /// How many directories were moved up so far, for their names.
     moved: u64,
@@ -64,7 +64,7 @@ struct Round {
     failed: Option<(PathBuf, io::Error)>,
 }
 
-impl Round {
+impl TrashPass {
     /// Removes an entry of the directory `trash`, and what is in it.
     fn remove(&mut self, entry: &DirEntry, trash: &Path) {
         if is_directory(entry) {
@@ -121,10 +121,10 @@ mod tests {
     use super::*;
 
     /// Deeper than a thread's stack, and than a path is long.
-    const DEPTH: u32 = 15_000;
+    const TREE_DEPTH: u32 = 15_000;
 
     #[test]
-    fn remove_all_removes_directories_deeper_than_any_stack_and_no_link_target() {
+    fn remove_all_of_a_deep_tree_removes_it_and_follows_no_links() {
         let home = tempfile::tempdir().unwrap();
         let (trash, taken) = (home.path().join("trash"), home.path().join("taken"));
         fs::create_dir_all(taken.join("a/b")).unwrap();
@@ -133,7 +133,7 @@ mod tests {
         fs::write(taken.join("a/file"), "").unwrap();
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let mut deep = openat(CWD, &taken, flags, Mode::empty()).unwrap();
-        for _ in 0..DEPTH {
+        for _ in 0..TREE_DEPTH {
             mkdirat(&deep, "deep", Mode::RWXU).unwrap();
             deep = openat(&deep, "deep", flags, Mode::empty()).unwrap();
         }

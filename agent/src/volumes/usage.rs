@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, openat,
 use rustix::path::Arg;
 
 /// The unit of `st_blocks`, whatever the block size of the file system (stat(2)).
-const SECTOR: u64 = 512;
+const SECTOR_BYTES: u64 = 512;
 
 /// The bytes that all below `directory` occupies on the disk; what has several names counts once. What goes meanwhile, or can't be
 /// looked at, counts nothing. Touches the local disk.
@@ -17,7 +17,7 @@ const SECTOR: u64 = 512;
 /// One directory is open at a time, and is left by `..`: a job may have made them deeper than a path is long.
 pub fn occupied(directory: &Path) -> u64 {
     let Ok(root) = open(CWD, directory) else { return 0 };
-    let mut count = Count::default();
+    let mut count = UsageCount::default();
     let mut levels = Vec::from_iter(count.read(&root));
     let Ok(mut here) = root.try_clone() else { return 0 };
     while let Some(level) = levels.last_mut() {
@@ -46,22 +46,22 @@ pub fn occupied(directory: &Path) -> u64 {
 }
 
 /// A directory that is being counted.
-struct Level {
+struct CountedDirectory {
     identity: (u64, u64),
     /// The directories in it that are not counted yet.
     todo: Vec<CString>,
 }
 
 #[derive(Default)]
-struct Count {
+struct UsageCount {
     bytes: u64,
     /// The files with several names that are counted.
     linked: HashSet<u64>,
 }
 
-impl Count {
+impl UsageCount {
     /// Counts what is in a directory, but not below; `None` where it can't be read.
-    fn read(&mut self, directory: &OwnedFd) -> Option<Level> {
+    fn read(&mut self, directory: &OwnedFd) -> Option<CountedDirectory> {
         let identity = identity(&fstat(directory).ok()?);
         let mut todo = Vec::new();
         for entry in Dir::read_from(directory).ok()?.flatten() {
@@ -76,9 +76,9 @@ impl Count {
                 todo.push(name.to_owned());
             }
             let is_first = is_directory || found.st_nlink < 2 || self.linked.insert(found.st_ino);
-            self.bytes += if is_first { found.st_blocks.unsigned_abs() * SECTOR } else { 0 };
+            self.bytes += if is_first { found.st_blocks.unsigned_abs() * SECTOR_BYTES } else { 0 };
         }
-        Some(Level { identity, todo })
+        Some(CountedDirectory { identity, todo })
     }
 }
 
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn occupied_counts_what_lies_deeper_than_a_path_is_long() {
+    fn occupied_of_a_tree_deeper_than_path_max_counts_all() {
         let home = tempfile::tempdir().unwrap();
         fs::create_dir(home.path().join("beside")).unwrap();
         let mut deep = open(CWD, home.path()).unwrap();
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn occupied_counts_links_once_and_holes_not_at_all() {
+    fn occupied_counts_hard_links_once_and_holes_not() {
         let home = tempfile::tempdir().unwrap();
         let (below, file) = (home.path().join("a/b"), home.path().join("file"));
         fs::create_dir_all(&below).unwrap();

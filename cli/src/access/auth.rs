@@ -15,7 +15,7 @@ pub struct AuthArgs {
     /// Authorization by the identity of this machine, without a secret
     #[arg(id = "auth", long, value_enum, value_name = "METHOD", ignore_case = true)]
     #[arg(conflicts_with_all = ["secret", "credentials"])]
-    auth: Option<Method>,
+    auth: Option<AuthMethodArg>,
     /// ARN of the role to assume (AWS_OIDC, AWS_ASSUME_ROLE)
     #[arg(long, value_name = "ARN", requires = "auth")]
     role: Option<String>,
@@ -33,7 +33,7 @@ pub struct AuthArgs {
 /// The methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "SCREAMING_SNAKE_CASE")]
-enum Method {
+enum AuthMethodArg {
     /// Assume an AWS role with the machine's identity token
     AwsOidc,
     /// Assume an AWS role with the machine's AWS credentials
@@ -48,28 +48,28 @@ impl AuthArgs {
         let region = region.unwrap_or(DEFAULT_STS_REGION).to_owned();
         Ok(Some(match (self.auth, &self.role, &self.service_account, &self.workload_provider) {
             (None, ..) => return Ok(None),
-            (Some(Method::AwsOidc), Some(role), None, None) => {
+            (Some(AuthMethodArg::AwsOidc), Some(role), None, None) => {
                 AuthMethod::AwsOidc { aws_oidc_role_arn: role.clone(), aws_oidc_region: region }
             }
-            (Some(Method::AwsAssumeRole), Some(role), None, None) => AuthMethod::AwsAssumeRole {
+            (Some(AuthMethodArg::AwsAssumeRole), Some(role), None, None) => AuthMethod::AwsAssumeRole {
                 aws_assume_role_arn: role.clone(),
                 aws_assume_role_region: region,
             },
-            (Some(Method::GcpOidc), None, Some(account), Some(provider)) => AuthMethod::GcpOidc {
+            (Some(AuthMethodArg::GcpOidc), None, Some(account), Some(provider)) => AuthMethod::GcpOidc {
                 gcp_oidc_service_account: account.clone(),
                 gcp_oidc_workload_id_provider: provider.clone(),
             },
-            (Some(Method::AwsOidc), ..) => {
+            (Some(AuthMethodArg::AwsOidc), ..) => {
                 bail!(
                     "--auth AWS_OIDC needs --role, and takes neither --service-account nor --workload-provider"
                 )
             }
-            (Some(Method::AwsAssumeRole), ..) => {
+            (Some(AuthMethodArg::AwsAssumeRole), ..) => {
                 bail!(
                     "--auth AWS_ASSUME_ROLE needs --role, and takes neither --service-account nor --workload-provider"
                 )
             }
-            (Some(Method::GcpOidc), ..) => {
+            (Some(AuthMethodArg::GcpOidc), ..) => {
                 bail!("--auth GCP_OIDC needs --service-account and --workload-provider, and takes no --role")
             }
         }))

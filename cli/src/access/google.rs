@@ -8,7 +8,7 @@ use bdnfs::source::GcsAccess;
 use super::environment::Environment;
 
 /// The file of `gcloud auth application-default login`, in the home directory.
-const DEFAULT_FILE: &str = ".config/gcloud/application_default_credentials.json";
+const DEFAULT_CREDENTIALS_FILE: &str = ".config/gcloud/application_default_credentials.json";
 
 /// Loads them, and the path of this machine's identity token: `token_file`, else the environment's.
 pub fn load(env: &Environment, token_file: Option<&Path>) -> Result<GcsAccess> {
@@ -29,7 +29,7 @@ pub fn load(env: &Environment, token_file: Option<&Path>) -> Result<GcsAccess> {
         gcs.endpoint = Some(if host.contains("://") { host } else { format!("http://{host}") });
         gcs.anonymous = !given;
     } else if !given {
-        let default = env.first(&["HOME"]).map(|home| Path::new(&home).join(DEFAULT_FILE));
+        let default = env.first(&["HOME"]).map(|home| Path::new(&home).join(DEFAULT_CREDENTIALS_FILE));
         gcs.application_credentials = default.filter(|path| path.is_file());
     }
     Ok(gcs)

@@ -9,7 +9,7 @@ use bdnfs::source::{AwsAmbient, AwsProfile, S3Access, Uri};
 use super::environment::Environment;
 
 /// The variables of one service, the most specific first.
-struct Variables {
+struct KeyVariables {
     key: &'static str,
     secret: &'static str,
     token: &'static str,
@@ -18,7 +18,7 @@ struct Variables {
 }
 
 /// AWS, as its own tools and the S3 libraries read them.
-const AWS: Variables = Variables {
+const AWS_VARIABLES: KeyVariables = KeyVariables {
     key: "AWS_ACCESS_KEY_ID",
     secret: "AWS_SECRET_ACCESS_KEY",
     token: "AWS_SESSION_TOKEN",
@@ -26,7 +26,7 @@ const AWS: Variables = Variables {
     endpoint: &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"],
 };
 /// Cloudflare R2, as its documentation names them.
-const R2: Variables = Variables {
+const R2_VARIABLES: KeyVariables = KeyVariables {
     key: "R2_ACCESS_KEY_ID",
     secret: "R2_SECRET_ACCESS_KEY",
     token: "R2_SESSION_TOKEN",
@@ -34,7 +34,7 @@ const R2: Variables = Variables {
     endpoint: &["R2_ENDPOINT"],
 };
 /// CoreWeave AI Object Storage.
-const CW: Variables = Variables {
+const CW_VARIABLES: KeyVariables = KeyVariables {
     key: "CW_ACCESS_KEY_ID",
     secret: "CW_SECRET_ACCESS_KEY",
     token: "CW_SESSION_TOKEN",
@@ -46,12 +46,12 @@ const CW: Variables = Variables {
 /// that of AWS's variables, which all S3 tools read, but never their region and endpoint.
 pub fn load_key(env: &Environment, uri: &Uri) -> S3Access {
     let names = match uri {
-        Uri::R2 { .. } => &R2,
-        Uri::Cw { .. } => &CW,
-        _ => &AWS,
+        Uri::R2 { .. } => &R2_VARIABLES,
+        Uri::Cw { .. } => &CW_VARIABLES,
+        _ => &AWS_VARIABLES,
     };
     let own = env.first(&[names.key]).is_some();
-    let keys = if own { names } else { &AWS };
+    let keys = if own { names } else { &AWS_VARIABLES };
     S3Access {
         access_key_id: env.first(&[keys.key]),
         secret_access_key: env.secret(&[keys.secret]),

@@ -53,7 +53,7 @@ impl AgentCommandArgs {
             return Ok(None);
         }
         match config.collector()? {
-            None => Ok(OtlpEndpoint::ambient()?),
+            None => Ok(OtlpEndpoint::from_environment()?),
             named => Ok(named),
         }
     }

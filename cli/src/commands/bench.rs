@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 /// The benchmark program.
-const PROGRAM: &str = "bdnfs-bench";
+const BENCH_PROGRAM: &str = "bdnfs-bench";
 
 /// The arguments of `bdnfs bench`, which the program parses itself.
 #[derive(Debug, clap::Args)]
@@ -24,7 +24,7 @@ pub struct BenchArgs {
 pub fn run(args: &BenchArgs) -> Result<()> {
     let program = find().with_context(|| {
         format!(
-            "{PROGRAM}: not found beside bdnfs or in PATH; `cargo build --release --bins` in the sources of bdnfs builds it"
+            "{BENCH_PROGRAM}: not found beside bdnfs or in PATH; `cargo build --release --bins` in the sources of bdnfs builds it"
         )
     })?;
     let error = Command::new(&program).args(&args.options).exec();
@@ -32,8 +32,8 @@ pub fn run(args: &BenchArgs) -> Result<()> {
 }
 
 fn find() -> Option<PathBuf> {
-    let beside = env::current_exe().ok()?.with_file_name(PROGRAM);
+    let beside = env::current_exe().ok()?.with_file_name(BENCH_PROGRAM);
     let path = env::var_os("PATH").unwrap_or_default();
-    let others = env::split_paths(&path).map(|directory| directory.join(PROGRAM));
+    let others = env::split_paths(&path).map(|directory| directory.join(BENCH_PROGRAM));
     [beside].into_iter().chain(others).find(|program| program.is_file())
 }

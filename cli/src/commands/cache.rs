@@ -132,7 +132,7 @@ impl CacheAccess {
             if agent.is_served() {
                 return Ok(Self::Agent(agent));
             }
-            CacheClaim::of_nobody(&cache.dir)?;
+            CacheClaim::ensure_unclaimed(&cache.dir)?;
             let config = cache.engine_config()?;
             match NodeCache::open(&config.cache, config.limits, config.quotas, config.now) {
                 Ok((node, hold)) => return Ok(Self::Direct { node: Box::new(node), _hold: hold }),
@@ -255,7 +255,7 @@ mod tests {
     use bdnfs_agent::api::cache::{ScrubPass, SnapshotUsage, TenantUsage};
 
     #[test]
-    fn summary_is_a_table_with_totals() {
+    fn cache_summary_is_a_table_with_totals() {
         let line = SnapshotUsage {
             tenant: "default".into(),
             source: "s3://b/p".into(),

@@ -26,7 +26,7 @@ pub struct CheckArgs {
     /// Warn of unknown keys, instead of rejecting them
     #[arg(long)]
     lenient: bool,
-    /// No effect: unknown keys are rejected. Scripts of former versions say it
+    /// No effect: unknown keys are rejected by default. For scripts of earlier versions
     #[arg(long = "strict", hide = true, conflicts_with = "lenient")]
     _strict: bool,
     #[command(flatten)]
@@ -65,7 +65,7 @@ struct AcceptedWeights {
 #[derive(Debug, Serialize)]
 struct SecretReport {
     name: String,
-    /// Its location; `None` for a missing one.
+    /// The store that has the secret; `None` for a missing one.
     found: Option<String>,
 }
 

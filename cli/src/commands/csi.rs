@@ -49,14 +49,14 @@ pub struct CsiArgs {
     /// its taint bdnfs.io/agent-not-ready once pods can be served
     #[arg(long)]
     locality: bool,
-    /// How often the labels are looked at
+    /// How often the labels are updated
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = text::parse_duration, requires = "locality")]
     locality_interval: Duration,
-    /// API server that is told both. Default: that of the cluster whose pod this is
+    /// API server for events and labels. Default: that of the cluster in which this pod runs
     #[arg(long, value_name = "URL")]
     api_server: Option<String>,
-    /// Directory with the service account that tells it: ca.crt and token
-    #[arg(long, value_name = "DIR", default_value = SERVICE_ACCOUNT)]
+    /// Directory with the service account for it: ca.crt and token
+    #[arg(long, value_name = "DIR", default_value = SERVICE_ACCOUNT_DIRECTORY)]
     service_account: PathBuf,
     /// Name of the driver
     #[arg(long, value_name = "NAME", default_value = DRIVER_NAME)]
@@ -68,8 +68,8 @@ const EXAMPLES: &str = "Examples:
     --kubelet-endpoint /var/lib/kubelet/plugins/csi.bdnfs.io/csi.sock
   bdnfs csi --controller";
 
-/// Where Kubernetes puts what a pod needs to talk to the API server.
-const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+/// The directory in a pod with the credentials for the API server.
+const SERVICE_ACCOUNT_DIRECTORY: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Serves until it is told to stop.
 pub fn run(args: CsiArgs) -> Result<()> {
@@ -84,8 +84,10 @@ pub fn run(args: CsiArgs) -> Result<()> {
         if args.controller {
             return Ok(serve_controller(args.driver_name, &args.endpoint, end).await?);
         }
-        let agent =
-            args.socket.or_else(socket::well_known).context("there is no agent; name its --socket")?;
+        let agent = args
+            .socket
+            .or_else(socket::well_known)
+            .context("no control socket of an agent found; name it with --socket")?;
         let account = args.service_account;
         let tells = args.events || args.locality;
         let api_server = tells.then(|| {

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listed_file_is_printed_like_ls() {
+    fn ls_prints_a_file_like_ls() {
         let line =
             LsFile { path: "a/b.bin".to_owned(), size: 13_500_000_000, mtime: 1_795_000_000, target: None };
         let mut out = Vec::new();

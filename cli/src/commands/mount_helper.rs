@@ -18,12 +18,12 @@ use crate::probe::{self, MountHealth};
 use crate::{log, mountpoint, options, progress, text};
 
 /// The names of the helper: for the types `bdnfs` and `fuse.bdnfs`.
-const NAMES: [&str; 2] = ["mount.bdnfs", "mount.fuse.bdnfs"];
+const HELPER_NAMES: [&str; 2] = ["mount.bdnfs", "mount.fuse.bdnfs"];
 /// The exit code of mount(8) for incorrect invocation.
 const EXIT_USAGE: u8 = 1;
 /// The exit code of mount(8) for a mount that failed.
 const EXIT_FAILURE: u8 = 32;
-/// What mount(8) adds by itself, and what says who may run it: without effect here.
+/// Options that mount(8) adds by itself, or that say who may run it: without effect here.
 const MOUNT8_OPTIONS: [&str; 9] = ["rw", "suid", "dev", "exec", "nouser", "user", "users", "owner", "group"];
 /// Options of `bdnfs mount` that are of no use in an fstab: what they do is said otherwise there, or not at all.
 const NOT_IN_FSTAB: [&str; 6] = ["config", "root", "foreground", "wait", "json", "help"];
@@ -45,7 +45,7 @@ struct HelperArgs {
     /// Ignore unknown options
     #[arg(short)]
     sloppy: bool,
-    /// Say more
+    /// Log more
     #[arg(short, action = ArgAction::Count)]
     verbose: u8,
     /// Write no /etc/mtab (it is never written)
@@ -62,7 +62,7 @@ struct HelperArgs {
 /// The name under which this program was started, if it is one of the helper's.
 pub fn invoked_name() -> Option<&'static str> {
     let program = PathBuf::from(std::env::args_os().next()?);
-    NAMES.into_iter().find(|name| program.file_name().is_some_and(|program| program == *name))
+    HELPER_NAMES.into_iter().find(|name| program.file_name().is_some_and(|program| program == *name))
 }
 
 /// Does what mount(8) asks for, as the helper `name`, and answers with an exit code of mount(8).

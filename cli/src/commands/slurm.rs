@@ -33,11 +33,11 @@ pub struct SlurmCommandArgs {
 
 #[derive(Debug, Subcommand)]
 enum SlurmCommand {
-    /// Begin to stage what the job's comment names; for Prolog
+    /// Begin to stage the sources in the job's comment; for Prolog
     Prolog(ProvisionArgs),
-    /// Wait until it is local, and export where it is; for TaskProlog
+    /// Wait until they are staged, and export their paths; for TaskProlog
     TaskProlog(JobDirectoryArgs),
-    /// Release it; for Epilog
+    /// Release them; for Epilog
     Epilog(ProvisionArgs),
     /// Stage and report; the prolog starts it
     #[command(hide = true)]

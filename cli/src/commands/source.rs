@@ -53,7 +53,7 @@ pub fn run(args: SourceCommandArgs) -> Result<()> {
     Ok(())
 }
 
-/// What stands in a pod's `spec`, as YAML.
+/// The affinity for a pod's `spec`, as YAML.
 fn affinity(label: &str) -> String {
     format!(
         "affinity:

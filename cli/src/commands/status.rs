@@ -28,7 +28,7 @@ pub struct StatusArgs {
 }
 
 /// The name of the fd store's process.
-const FDSTORE: &str = "bdnfs-holder";
+const FDSTORE_PROCESS_NAME: &str = "bdnfs-holder";
 
 const EXAMPLES: &str = "Examples:
   bdnfs status
@@ -51,7 +51,7 @@ struct StatusReport {
 struct MountReport {
     mountpoint: PathBuf,
     source: String,
-    /// In a few words.
+    /// The state in a few words.
     state: String,
     /// The status from its agent, if that answers.
     status: Option<MountStatus>,
@@ -128,7 +128,7 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
 fn format_unresponsive(mounted: &MountEntry) -> String {
     let servers = mounts::servers(mounted);
     // Without its agent, the fd store has it alone.
-    let agent = servers.iter().find(|process| process.command != FDSTORE).or(servers.first());
+    let agent = servers.iter().find(|process| process.command != FDSTORE_PROCESS_NAME).or(servers.first());
     let agent = agent
         .map_or("its agent".to_owned(), |process| format!("{} (process {})", process.command, process.pid));
     format!("{}: {agent} does not respond", mounted.mountpoint.display())
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn report_has_a_row_per_mount_and_a_line_per_cache() {
+    fn status_report_has_a_row_per_mount_and_a_line_per_cache() {
         let progress = Progress { bytes: 1000, bytes_done: 450, ..Progress::default() };
         let status = mount(Some(StageStatus { progress, state: StageState::Running }));
         let usage = Usage { used: Some(450), capacity: Some(2000), free: 9000, reserve: 100, evicted: 0 };
@@ -301,7 +301,7 @@ cache /c: 450 B used of 2.0 kB; disk: 9.0 kB free, 100 B reserved
     }
 
     #[test]
-    fn status_survives_json() {
+    fn status_report_round_trips_through_json() {
         let failure = Failure { kind: "refused".into(), message: "no".into() };
         let status =
             mount(Some(StageStatus { progress: Progress::default(), state: StageState::Failed(failure) }));

@@ -28,7 +28,7 @@ pub struct WaitArgs {
     /// The condition to wait for
     #[arg(long, value_enum, default_value_t = WaitCondition::Ready)]
     until: WaitCondition,
-    /// Fail when the time is over, such as 90s or 12h
+    /// Timeout, such as 90s or 12h. Default: none
     #[arg(long, value_name = "DURATION", value_parser = text::parse_duration)]
     timeout: Option<Duration>,
     #[command(flatten)]

@@ -7,7 +7,7 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::{DUPLICATE_KEY, Document, LineIndex, ParseError, too_deep};
+use super::{DUPLICATE_KEY_WARNING, Document, LineIndex, ParseError, too_deep};
 
 pub(super) fn parse(text: &str) -> Result<Document, ParseError> {
     let mut reader = JsonReader { text, lines: LineIndex::new(text), document: Document::default() };
@@ -33,12 +33,12 @@ impl<'a> JsonReader<'a> {
         self.document.record_line(place, line)?;
         match raw.get().as_bytes().first() {
             Some(b'{') => {
-                let Pairs(pairs) = serde_json::from_str(raw.get()).map_err(invalid)?;
+                let JsonObject(pairs) = serde_json::from_str(raw.get()).map_err(invalid)?;
                 let mut map = Map::new();
                 for (key, value) in pairs {
                     let place = place.key(&key);
                     if map.contains_key(&key) {
-                        self.document.findings.warn(&place, DUPLICATE_KEY);
+                        self.document.findings.warn(&place, DUPLICATE_KEY_WARNING);
                     }
                     map.insert(key, self.read(value, &place, depth)?);
                 }
@@ -55,13 +55,13 @@ impl<'a> JsonReader<'a> {
 }
 
 /// An object as it is written: all its pairs, in their order.
-struct Pairs<'a>(Vec<(String, &'a RawValue)>);
+struct JsonObject<'a>(Vec<(String, &'a RawValue)>);
 
-impl<'de: 'a, 'a> Deserialize<'de> for Pairs<'a> {
+impl<'de: 'a, 'a> Deserialize<'de> for JsonObject<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Collect;
-        impl<'de> Visitor<'de> for Collect {
-            type Value = Pairs<'de>;
+        struct ObjectVisitor;
+        impl<'de> Visitor<'de> for ObjectVisitor {
+            type Value = JsonObject<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
@@ -72,9 +72,9 @@ impl<'de: 'a, 'a> Deserialize<'de> for Pairs<'a> {
                 while let Some((key, value)) = map.next_entry::<String, &RawValue>()? {
                     pairs.push((key, value));
                 }
-                Ok(Pairs(pairs))
+                Ok(JsonObject(pairs))
             }
         }
-        deserializer.deserialize_map(Collect)
+        deserializer.deserialize_map(ObjectVisitor)
     }
 }

@@ -9,7 +9,7 @@ use bdnfs::source::DocumentPath;
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, StrInput, Tag};
 use serde_json::{Map, Value};
 
-use super::{DUPLICATE_KEY, Document, MAX_VALUES, ParseError, too_deep};
+use super::{DUPLICATE_KEY_WARNING, Document, MAX_VALUES, ParseError, too_deep};
 
 /// The key whose mappings are merged into its own.
 const MERGE_KEY: &str = "<<";
@@ -144,7 +144,7 @@ impl<'a> YamlReader<'a> {
                 None => merged.push((value, line)),
                 Some(key) => {
                     if map.insert(key, value).is_some() {
-                        self.document.findings.warn(&place, DUPLICATE_KEY);
+                        self.document.findings.warn(&place, DUPLICATE_KEY_WARNING);
                     }
                 }
             }

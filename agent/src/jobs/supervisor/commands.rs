@@ -22,7 +22,7 @@ use crate::runtime;
 /// The shell of the commands.
 const SHELL: &str = "/bin/sh";
 /// How long processes that the commands left running may take to end.
-const REST_GRACE: Duration = Duration::from_secs(5);
+const LEFTOVER_GRACE_PERIOD: Duration = Duration::from_secs(5);
 /// How long the end of the log may take to be written.
 const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -68,7 +68,7 @@ struct CommandRunner<'a> {
     children: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
     quit: tokio::signal::unix::Signal,
-    /// When the processes that were asked to end are killed.
+    /// The time at which processes that were asked to end are killed.
     deadline: Option<Instant>,
 }
 
@@ -155,11 +155,11 @@ impl<'a> CommandRunner<'a> {
     async fn end_rest(&mut self) {
         let end = Instant::now();
         processes::signal(Signal::TERM);
-        let kill = self.deadline.unwrap_or(end + REST_GRACE).min(end + REST_GRACE);
+        let kill = self.deadline.unwrap_or(end + LEFTOVER_GRACE_PERIOD).min(end + LEFTOVER_GRACE_PERIOD);
         loop {
             while processes::reap().is_some() {}
             let signal = if Instant::now() < kill { Signal::CONT } else { Signal::KILL };
-            if processes::signal(signal) == 0 || end.elapsed() > REST_GRACE + KILL_TIMEOUT {
+            if processes::signal(signal) == 0 || end.elapsed() > LEFTOVER_GRACE_PERIOD + KILL_TIMEOUT {
                 return;
             }
             tokio::time::sleep(KILL_POLL_INTERVAL).await;

@@ -15,14 +15,14 @@ use crate::api::job::{LogChunk, OutputStream};
 
 /// The prefixes of the names of its files.
 const LOG_FILE_PREFIX: &str = "log.";
-const STREAMS_PREFIX: &str = "streams.";
+const STREAMS_FILE_PREFIX: &str = "streams.";
 /// How long both files may become together, in bytes, and how many are kept: 64 MiB are days of what a training job says.
-const FILE_BYTES: u64 = 16 << 20;
-const FILES_KEPT: usize = 4;
+const LOG_FILE_BYTES: u64 = 16 << 20;
+const LOG_FILES_KEPT: usize = 4;
 /// How much is read at once.
-const READ_BYTES: usize = 64 << 10;
+const LOG_READ_BYTES: usize = 64 << 10;
 /// The bytes of a change of the stream.
-const CHANGE_BYTES: usize = 8;
+const STREAM_CHANGE_BYTES: usize = 8;
 
 /// A log that is being written.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl JobLog {
     /// job.
     pub fn take(&mut self, stdout: File, stderr: File) {
         let mut pipes = vec![(OutputStream::Stdout, stdout), (OutputStream::Stderr, stderr)];
-        let mut piece = vec![0; READ_BYTES];
+        let mut piece = vec![0; LOG_READ_BYTES];
         while !pipes.is_empty() {
             let mut polled: Vec<_> = pipes.iter().map(|(_, pipe)| PollFd::new(pipe, PollFlags::IN)).collect();
             if let Err(error) = poll(&mut polled, None)
@@ -88,13 +88,13 @@ impl JobLog {
     }
 
     fn write(&mut self, stream: OutputStream, piece: &[u8]) -> io::Result<()> {
-        if self.len + self.changes_len >= FILE_BYTES {
+        if self.len + self.changes_len >= LOG_FILE_BYTES {
             self.begin_at(self.start + self.len);
         }
         if self.file.is_none() {
             self.file = Some(File::create(log_path(&self.directory, self.start))?);
             let files = files(&self.directory)?;
-            for (start, _) in files.iter().rev().skip(FILES_KEPT) {
+            for (start, _) in files.iter().rev().skip(LOG_FILES_KEPT) {
                 let _ = fs::remove_file(streams_path(&self.directory, *start));
                 let _ = fs::remove_file(log_path(&self.directory, *start));
             }
@@ -104,7 +104,7 @@ impl JobLog {
             let change = (self.start + self.len) << 1 | u64::from(stream == OutputStream::Stderr);
             let path = streams_path(&self.directory, self.start);
             File::options().create(true).append(true).open(path)?.write_all(&change.to_le_bytes())?;
-            (self.stream, self.changes_len) = (stream, self.changes_len + CHANGE_BYTES as u64);
+            (self.stream, self.changes_len) = (stream, self.changes_len + STREAM_CHANGE_BYTES as u64);
         }
         if let Some(file) = &mut self.file {
             file.write_all(piece)?;
@@ -119,7 +119,7 @@ fn log_path(directory: &Path, start: u64) -> PathBuf {
 }
 
 fn streams_path(directory: &Path, start: u64) -> PathBuf {
-    directory.join(format!("{STREAMS_PREFIX}{start}"))
+    directory.join(format!("{STREAMS_FILE_PREFIX}{start}"))
 }
 
 /// The files of a log, oldest first: where each begins, and its length.
@@ -168,7 +168,7 @@ fn stream_at(path: &Path, at: u64) -> io::Result<(OutputStream, u64)> {
         changes => changes?,
     };
     let (mut stream, mut end) = (OutputStream::Stdout, u64::MAX);
-    for change in changes.chunks_exact(CHANGE_BYTES) {
+    for change in changes.chunks_exact(STREAM_CHANGE_BYTES) {
         let change = change.try_into().map_or(0, u64::from_le_bytes);
         if change >> 1 > at {
             end = change >> 1;
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn log_keeps_the_end_and_its_offset() {
+    fn job_log_beyond_its_size_keeps_the_end_and_its_offset() {
         let dir = tempfile::tempdir().expect("directory");
         assert_eq!(read(dir.path(), 0, 10).expect("read"), LogChunk::default());
         let mut log = JobLog::new(dir.path().to_owned());
@@ -199,26 +199,26 @@ mod tests {
         log.append(OUT, b"world");
         assert_eq!(read(dir.path(), 3, 5).expect("read"), chunk(3, OUT, b"lo wo"));
         assert_eq!(read(dir.path(), 11, 5).expect("read").bytes, b"");
-        let all = (FILES_KEPT as u64 + 2) * FILE_BYTES;
-        let piece = [b'x'; READ_BYTES];
-        for number in 0..all / READ_BYTES as u64 {
+        let all = (LOG_FILES_KEPT as u64 + 2) * LOG_FILE_BYTES;
+        let piece = [b'x'; LOG_READ_BYTES];
+        for number in 0..all / LOG_READ_BYTES as u64 {
             log.append(if number % 2 == 0 { OUT } else { ERR }, &piece);
         }
         let files = files(dir.path()).expect("read");
         let (lost, end) = (files[0].0, files.iter().map(|(start, len)| start + len).max().expect("some"));
         assert_eq!(end, 11 + all);
         assert!(
-            lost > 0 && end - lost <= FILES_KEPT as u64 * (FILE_BYTES + READ_BYTES as u64),
+            lost > 0 && end - lost <= LOG_FILES_KEPT as u64 * (LOG_FILE_BYTES + LOG_READ_BYTES as u64),
             "{lost} of {end}"
         );
         let first = read(dir.path(), 0, 7).expect("read");
         assert_eq!((first.from, &first.bytes[..]), (lost, &b"xxxxxxx"[..]));
         let names = fs::read_dir(dir.path()).expect("read").count();
-        assert!(names <= 2 * FILES_KEPT, "{names} files");
+        assert!(names <= 2 * LOG_FILES_KEPT, "{names} files");
     }
 
     #[test]
-    fn log_of_two_streams_tells_which_each_byte_is_of() {
+    fn job_log_of_two_streams_returns_the_stream_of_each_byte() {
         let dir = tempfile::tempdir().expect("directory");
         let mut log = JobLog::new(dir.path().to_owned());
         for (stream, text) in [(ERR, "one"), (ERR, "two"), (OUT, "three"), (ERR, "four")] {

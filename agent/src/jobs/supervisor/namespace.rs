@@ -38,7 +38,7 @@ const TMPFS_OVERLAY_INODES: usize = 64 << 10;
 pub struct HostNamespace(File);
 
 impl HostNamespace {
-    /// That of this process, before it [enters](enter) another.
+    /// The mount namespace of this process, before it [enters](enter) another.
     pub fn open() -> Result<Self> {
         File::open("/proc/self/ns/mnt").map(Self).context("cannot open the mount namespace")
     }
@@ -81,7 +81,7 @@ pub fn enter(
     // Parents first: a parent that is mounted later would cover its children.
     all.sort_by(|(_, a), (_, b)| a.cmp(b));
     let trees: Vec<OwnedFd> = all.iter().map(|(from, _)| take(from)).collect::<Result<_>>()?;
-    leave_to_others(jobs)?;
+    unmount_foreign_mounts(jobs)?;
     hide(&volume.root).with_context(|| format!("cannot cover the volumes in {}", volume.root.display()))?;
     let mut places = Places { scratch, covered: Vec::new(), devices: BTreeSet::new() };
     for (tree, (_, place)) in trees.iter().zip(all) {
@@ -108,12 +108,13 @@ fn take(mount: &Path) -> Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
-    open_tree(CWD, mount, flags).with_context(|| format!("cannot take {} into the job", mount.display()))
+    open_tree(CWD, mount, flags)
+        .with_context(|| format!("cannot copy the mount {} into the job", mount.display()))
 }
 
 /// Unmounts, in this namespace, the mounts of other jobs and those that would stay here when the host unmounts them: they
 /// would live, with all that they hold, for as long as this job.
-fn leave_to_others(jobs: &Path) -> Result<()> {
+fn unmount_foreign_mounts(jobs: &Path) -> Result<()> {
     for mounted in mounts::list()?.iter().rev() {
         if !mounted.follows || mounted.mountpoint.starts_with(jobs) {
             let _ = unmount(&mounted.mountpoint, UnmountFlags::DETACH);
@@ -145,11 +146,11 @@ pub fn check_places(paths: &[&Path]) -> Result<()> {
     Ok(())
 }
 
-/// Where a mount location lies, links followed.
+/// A mount location, links followed.
 struct Place {
     /// The nearest directory at or above it that exists.
     above: PathBuf,
-    /// What is missing below that.
+    /// The part of the path below it that is missing.
     missing: PathBuf,
 }
 
@@ -184,7 +185,7 @@ impl Place {
     }
 }
 
-/// The places that are missing, and what is made for them.
+/// The maker of missing mount locations, and what it covered for them.
 struct Places<'a> {
     scratch: &'a Path,
     /// The directories that were covered.
@@ -243,7 +244,7 @@ impl Places<'_> {
         }
         self.devices.insert(fs::metadata(self.scratch).with_context(name)?.dev());
         if directory == Path::new("/") {
-            become_root(self.scratch).context("cannot change the root")?;
+            change_root(self.scratch).context("cannot change the root")?;
         } else {
             mount_move(self.scratch, directory).with_context(name)?;
         }
@@ -273,7 +274,7 @@ fn bind(entry: &DirEntry, to: &Path) -> io::Result<()> {
 }
 
 /// Makes the mount at `path` the root, and unmounts the old one.
-fn become_root(path: &Path) -> io::Result<()> {
+fn change_root(path: &Path) -> io::Result<()> {
     std::env::set_current_dir(path)?;
     // pivot_root(2), "pivot_root(".", ".")": the old root comes to lie on the new one.
     rustix::process::pivot_root(".", ".")?;

@@ -5,7 +5,7 @@ use std::fs;
 
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait};
 
-/// Sends `signal` to all of them, and answers with how many there are.
+/// Sends `signal` to all processes of the job, and returns how many there are.
 pub fn signal(signal: Signal) -> usize {
     let all = all();
     for pid in &all {
@@ -15,7 +15,7 @@ pub fn signal(signal: Signal) -> usize {
     all.len()
 }
 
-/// The next one of its own children that has ended, if any has.
+/// Reaps the next child of this process that has ended, if any has.
 pub fn reap() -> Option<(Pid, WaitStatus)> {
     // Not `waitpid`, which passes over those that have a group of their own.
     wait(WaitOptions::NOHANG).ok().flatten()

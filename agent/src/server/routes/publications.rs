@@ -18,7 +18,7 @@ use crate::api::publication::{
 use crate::publications::Milestone;
 
 type NamePath = Result<Path<String>, PathRejection>;
-type Waited = Result<Query<WaitQuery>, QueryRejection>;
+type WaitQueryResult = Result<Query<WaitQuery>, QueryRejection>;
 
 /// The routes.
 pub fn routes() -> Routes {
@@ -51,7 +51,7 @@ async fn publications(State(agent): State<Arc<Agent>>) -> Answer<PublicationList
 async fn publish(
     State(agent): State<Arc<Agent>>,
     key: NamePath,
-    query: Waited,
+    query: WaitQueryResult,
     JsonBody(request): JsonBody<PublicationRequest>,
 ) -> ApiResult<(StatusCode, Json<PublicationStatus>)> {
     let (Path(key), Query(query)) = (key?, query?);
@@ -76,7 +76,7 @@ async fn sources(State(agent): State<Arc<Agent>>) -> Answer<SourceList> {
 async fn publish_source(
     State(agent): State<Arc<Agent>>,
     name: NamePath,
-    query: Waited,
+    query: WaitQueryResult,
 ) -> ApiResult<(StatusCode, Json<PublicationStatus>)> {
     let (Path(name), Query(query)) = (name?, query?);
     let wait = Duration::from_secs(query.wait);

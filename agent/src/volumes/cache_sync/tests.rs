@@ -97,7 +97,7 @@ fn nodes() -> (TempDir, CachingNode, CachingNode) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn home_begins_on_another_node_as_it_was_saved_and_what_is_unchanged_is_not_read_again() {
+async fn cache_home_on_another_node_starts_as_saved_and_unchanged_files_are_not_read() {
     let (_mirror, one, other) = nodes();
     assert!(one.bring().await.latest.is_none());
     for number in 0..300 {
@@ -133,7 +133,7 @@ async fn home_begins_on_another_node_as_it_was_saved_and_what_is_unchanged_is_no
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn homes_that_both_changed_are_merged_and_a_conflict_is_told() {
+async fn cache_homes_changed_on_both_nodes_are_merged_and_conflicts_reported() {
     let (_mirror, one, other) = nodes();
     for path in ["same", "mine", "theirs", "both", "gone"] {
         one.write(path, "first");
@@ -167,7 +167,7 @@ async fn homes_that_both_changed_are_merged_and_a_conflict_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn home_is_saved_without_what_is_being_written() {
+async fn cache_home_with_files_being_written_is_saved_without_them() {
     let (_mirror, one, other) = nodes();
     one.write("log", "first");
     one.write("other", "first");
@@ -191,7 +191,7 @@ async fn home_is_saved_without_what_is_being_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn home_that_was_emptied_is_saved_when_it_has_a_file_again() {
+async fn cache_home_that_was_emptied_is_saved_once_it_has_a_file() {
     let (_mirror, one, other) = nodes();
     assert!(one.save().await.published.is_none());
     one.write("file", "first");
@@ -208,7 +208,7 @@ async fn home_that_was_emptied_is_saved_when_it_has_a_file_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn home_that_was_removed_elsewhere_is_emptied() {
+async fn cache_home_removed_on_another_node_is_emptied() {
     let (_mirror, one, other) = nodes();
     one.write("file", "first");
     one.save().await;
@@ -224,7 +224,7 @@ async fn home_that_was_removed_elsewhere_is_emptied() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn home_that_is_brought_is_whole_after_any_interruption() {
+async fn cache_home_update_after_any_interruption_is_whole() {
     let (_mirror, one, other) = nodes();
     for number in 0..40 {
         one.write(&format!("d{}/{number}", number % 5), &number.to_string().repeat(3000));
@@ -308,12 +308,12 @@ async fn random_turns(rounds: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn homes_under_random_change_are_the_same_in_the_end() {
+async fn cache_homes_under_random_changes_converge() {
     random_turns(12).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes"]
-async fn homes_under_random_change_are_the_same_a_hundred_times() {
+async fn cache_homes_under_many_random_changes_converge() {
     random_turns(150).await;
 }

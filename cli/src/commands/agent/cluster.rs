@@ -12,11 +12,11 @@ use bdnfs_agent::ClusterConfig;
 use bdnfs_agent::api::MirrorRequest;
 
 /// The default port for peers.
-const DEFAULT_PORT: u16 = 7531;
+const DEFAULT_PEER_PORT: u16 = 7531;
 /// The default name of a cluster.
-const DEFAULT_NAME: &str = "bdnfs";
+const DEFAULT_CLUSTER_NAME: &str = "bdnfs";
 
-/// The section.
+/// The `[cluster]` section.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterSection {
@@ -31,7 +31,7 @@ pub struct ClusterSection {
     /// Failure zone of the node.
     #[serde(default)]
     zone: String,
-    /// Its share of the data, relative to other nodes.
+    /// Share of the data, relative to other nodes.
     capacity: Option<ByteSize>,
     /// Addresses of possible members.
     #[serde(default)]
@@ -59,7 +59,8 @@ impl ClusterSection {
         if let Some(seed) = self.seeds.iter().find(|seed| !is_seed(seed)) {
             bail!("invalid seed {seed:?}: expected host:port");
         }
-        let listen = self.listen.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT)));
+        let listen =
+            self.listen.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::UNSPECIFIED, DEFAULT_PEER_PORT)));
         let advertise = match self.advertise {
             Some(address) => address,
             None => find_advertised(listen, &self.seeds)?,
@@ -85,7 +86,7 @@ impl ClusterSection {
             _ => bail!("certificate, key and ca must be set together"),
         };
         Ok(ClusterConfig {
-            name: self.name.unwrap_or_else(|| DEFAULT_NAME.to_owned()),
+            name: self.name.unwrap_or_else(|| DEFAULT_CLUSTER_NAME.to_owned()),
             id: self.id,
             listen,
             advertise,

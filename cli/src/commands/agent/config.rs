@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn collector_needs_a_url() {
+    fn collector_that_is_no_url_is_refused_by_key() {
         let collector = |text: &str| ConfigFile::parse(text).and_then(|config| config.collector());
         assert_eq!(collector("").expect("nothing"), None);
         let named = collector("[telemetry]\notlp = \"http://collector:4318\"").expect("a URL");

@@ -4,7 +4,7 @@ use bdnfs::source::DocumentPath;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Error};
 
-/// What is wrong with the configuration `text`, for which the parser has `error`.
+/// The message for `error`, which the parser has for the configuration `text`.
 pub fn explain(text: &str, error: &Error) -> String {
     let start = error.span().map_or(0, |span| span.start);
     let line = 1 + text[..start].matches('\n').count();
@@ -63,7 +63,7 @@ fn finding(place: &DocumentPath, message: &str) -> String {
     format!("{place}: {text}")
 }
 
-/// What the parser calls `expected`.
+/// The user's word for a type that the parser calls `expected`.
 fn type_name(expected: &str) -> &str {
     match expected {
         "path string" => "a path",
@@ -77,7 +77,7 @@ fn type_name(expected: &str) -> &str {
     }
 }
 
-/// What the parser calls `value`: its type and often the value itself.
+/// The user's word for what the parser calls `value`: its type and often the value itself.
 fn value_name(value: &str) -> &str {
     match value.split_once(' ') {
         Some(("string", text)) => text,

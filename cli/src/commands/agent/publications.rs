@@ -16,16 +16,16 @@ use crate::source::Source;
 use crate::text;
 
 /// The schemes of sources.
-const SCHEMES: [&str; 8] = ["hf", "s3", "gs", "r2", "azure", "cw", "https", "file"];
+const SOURCE_SCHEMES: [&str; 8] = ["hf", "s3", "gs", "r2", "azure", "cw", "https", "file"];
 
 /// The directory of Docker's plugins; the file's name is that of the plugin.
-const DOCKER_SOCKET: &str = "/run/docker/plugins/bdnfs.sock";
-/// podman's own default.
-const PODMAN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Less than this leaves no time to find a source.
+const DEFAULT_DOCKER_SOCKET: &str = "/run/docker/plugins/bdnfs.sock";
+/// podman's own default for `volume_plugin_timeout`.
+const DEFAULT_PODMAN_TIMEOUT: Duration = Duration::from_secs(5);
+/// The least podman timeout: less leaves no time to find a source.
 const PODMAN_TIMEOUT_MIN: Duration = Duration::from_secs(2);
 
-/// What may be published, and where.
+/// The `[publications]` section: what may be published, and where.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PublicationSection {
@@ -93,12 +93,12 @@ impl PublicationSection {
         }
         let inline_sources = self.inline_sources.unwrap_or(default.inline_sources);
         for allowed in &inline_sources {
-            let is_known = SCHEMES.contains(&allowed.as_str())
+            let is_known = SOURCE_SCHEMES.contains(&allowed.as_str())
                 || allowed.contains("://") && allowed.parse::<Uri>().is_ok();
             if !is_known {
                 bail!(
                     "publications.inline_sources: {allowed:?} is neither a scheme ({}) nor the URI of a source",
-                    SCHEMES.join(", ")
+                    SOURCE_SCHEMES.join(", ")
                 );
             }
         }
@@ -115,13 +115,13 @@ impl PublicationSection {
 impl DockerSection {
     /// The setup.
     pub fn setup(self) -> Result<DockerConfig> {
-        let socket = self.socket.unwrap_or_else(|| PathBuf::from(DOCKER_SOCKET));
+        let socket = self.socket.unwrap_or_else(|| PathBuf::from(DEFAULT_DOCKER_SOCKET));
         if !socket.is_absolute() {
             bail!("socket {}: must be an absolute path", socket.display());
         }
         let timeout = self.podman_timeout.map(|text| text::parse_duration(&text)).transpose();
         let timeout = timeout.map_err(|e| anyhow::anyhow!("podman_timeout: {e}"))?;
-        let podman_timeout = timeout.unwrap_or(PODMAN_TIMEOUT);
+        let podman_timeout = timeout.unwrap_or(DEFAULT_PODMAN_TIMEOUT);
         if podman_timeout < PODMAN_TIMEOUT_MIN {
             bail!("podman_timeout: must be at least {PODMAN_TIMEOUT_MIN:?}");
         }

@@ -64,7 +64,7 @@ fn check_of_toml_accepts_local_sources() {
 }
 
 #[test]
-fn check_normalizes_a_source_as_truss_but_for_what_may_be_secret() {
+fn check_normalizes_sources_as_truss_and_hides_secrets() {
     for (source, normalized) in [
         ("https://Example.ORG:443/a/../b c/é@1", "https://Example.ORG:443/a/../b c/é@1"),
         ("https://host", "https://host"),
@@ -80,7 +80,7 @@ fn check_normalizes_a_source_as_truss_but_for_what_may_be_secret() {
 }
 
 #[test]
-fn check_warns_of_a_missing_secret_that_only_a_variable_names() {
+fn check_of_a_missing_secret_of_a_variable_warns() {
     let toml = "[runtime]\nstart_commands = ['true']\nenvironment_variables = { A = { name = 'no-such' }, B = { name = 'hf_access_token' } }\n";
     let said = format_report(&report(Format::Toml, toml));
     let place =
@@ -94,7 +94,7 @@ fn check_warns_of_a_missing_secret_that_only_a_variable_names() {
 }
 
 #[test]
-fn check_rejects_directories_that_a_job_cannot_have() {
+fn check_rejects_overlapping_or_relative_job_directories() {
     let said = |runtime: &str, mount: &str| {
         let toml = format!(
             "[runtime]\nstart_commands = ['true']\n{runtime}\n[[weights]]\nsource = 's3://b/x'\nmount_location = '{mount}'\n"
@@ -152,7 +152,7 @@ fn check_rejects_directories_that_a_job_cannot_have() {
 }
 
 #[test]
-fn check_rejects_a_negative_count_that_the_job_would_not_know() {
+fn check_rejects_a_keep_below_1() {
     let said = |keep: &str| {
         let toml = format!("keep = {keep}\n[runtime]\nstart_commands = ['true']\n");
         format_report(&report(Format::Toml, &toml))

@@ -24,10 +24,10 @@ pub struct CheckpointListArgs {
     /// Format of the output; JSON and CSV are those of `truss train checkpoints list`, of one job: the newest if none is named
     #[arg(short, long, value_enum, default_value_t = ListFormat::CliTable, conflicts_with = "json")]
     output: ListFormat,
-    /// What to sort by
+    /// Sort key
     #[arg(long, value_enum, default_value_t = SortKey::Created)]
     sort: SortKey,
-    /// In which order
+    /// Sort order
     #[arg(long, value_enum, default_value_t = SortOrder::Asc)]
     order: SortOrder,
 }
@@ -66,7 +66,7 @@ struct TrussCheckpoint {
     created_at: String,
 }
 
-/// Of how many checkpoints the type is looked up at once.
+/// How many checkpoints are read at once to tell their types.
 const GROUP_READS_IN_FLIGHT: usize = 8;
 /// The first line of truss's CSV.
 const CSV_HEADER: &str =

@@ -17,7 +17,7 @@ pub struct CheckpointRemoveArgs {
     name: String,
     #[command(flatten)]
     target: CheckpointMirrorArgs,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short, long)]
     yes: bool,
 }

@@ -16,8 +16,8 @@ use crate::output::print_value;
 use crate::text;
 
 /// How often the mirror is asked: savers write an entry every few seconds at most, and a listing costs money.
-const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// The exit code when the time is over, as of timeout(1).
+const MIRROR_POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// The exit code after a timeout, as of timeout(1).
 const TIMED_OUT_CODE: u8 = 124;
 
 /// The arguments of `bdnfs checkpoint wait`.
@@ -32,7 +32,7 @@ pub struct CheckpointWaitArgs {
     /// The condition to wait for
     #[arg(long, value_enum, default_value_t = SavedCondition::Complete)]
     until: SavedCondition,
-    /// Fail when the time is over, such as 90s or 12h
+    /// Timeout, such as 90s or 12h. Default: none
     #[arg(long, value_name = "DURATION", value_parser = text::parse_duration)]
     timeout: Option<Duration>,
 }
@@ -117,7 +117,7 @@ async fn wait_for(
             eprintln!("waiting: {now}");
             told = now;
         }
-        tokio::time::sleep(POLL_INTERVAL).await;
+        tokio::time::sleep(MIRROR_POLL_INTERVAL).await;
     }
 }
 

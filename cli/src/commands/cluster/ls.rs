@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_are_rows_with_a_warning_without_tls() {
+    fn format_members_without_tls_has_a_warning() {
         let member = |id: &str, state, until| MemberStatus {
             id: id.into(),
             address: "10.0.0.1:7531".parse().expect("an address"),

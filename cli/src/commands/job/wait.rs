@@ -16,7 +16,7 @@ use crate::output::print_json;
 pub struct JobWaitArgs {
     #[command(flatten)]
     job: JobArgs,
-    /// Fail when the time is over, such as 90s or 12h
+    /// Timeout, such as 90s or 12h. Default: none
     #[arg(long, value_name = "DURATION", value_parser = crate::text::parse_duration)]
     timeout: Option<Duration>,
     /// The condition to wait for

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directory_below_links_is_made_in_the_root() {
+    fn make_directory_below_links_stays_in_the_root() {
         let home = tempfile::tempdir().expect("a directory");
         let (root, outside) = (home.path().join("root"), home.path().join("outside"));
         fs::create_dir_all(&root).expect("made");

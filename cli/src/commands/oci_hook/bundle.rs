@@ -15,19 +15,19 @@ use serde_json::{Value, json};
 use crate::source::Source;
 
 /// The annotation that names weights.
-const ANNOTATION: &str = "io.bdnfs.weights";
+const WEIGHTS_ANNOTATION: &str = "io.bdnfs.weights";
 /// The status of a container for which poststop hooks are run.
-const STOPPED: &str = "stopped";
+const STOPPED_STATUS: &str = "stopped";
 /// The longest state or configuration that is read: both are written by the runtime.
-const MAX_BYTES: u64 = 16 << 20;
+const MAX_STATE_BYTES: u64 = 16 << 20;
 
 /// The state of a container, of which a hook needs this much.
 #[derive(Debug, Deserialize)]
 pub struct ContainerState {
-    /// Its name for the runtime.
+    /// The id that the runtime gave the container.
     pub id: String,
     status: String,
-    /// Its first process, which has its mount namespace; 0 once it has ended.
+    /// The first process of the container, which has its mount namespace; 0 once it has ended.
     #[serde(default)]
     pub pid: i32,
     bundle: PathBuf,
@@ -36,13 +36,13 @@ pub struct ContainerState {
 impl ContainerState {
     /// Reads it as JSON.
     pub fn read(from: impl Read) -> Result<Self> {
-        serde_json::from_reader(from.take(MAX_BYTES))
+        serde_json::from_reader(from.take(MAX_STATE_BYTES))
             .context("standard input is not the state of a container")
     }
 
     /// Whether there is no container any more.
     pub fn has_ended(&self) -> bool {
-        self.status == STOPPED
+        self.status == STOPPED_STATUS
     }
 
     /// The prefix of the keys of its publications. Runtimes may give the same id to different bundles.
@@ -62,7 +62,7 @@ pub struct Bundle {
 /// One of the weights of a container.
 #[derive(Debug)]
 pub struct ContainerWeights {
-    /// Its source.
+    /// The source of the weights.
     pub source: Source,
     /// The directory in the container.
     pub mount_location: PathBuf,
@@ -95,10 +95,10 @@ impl Bundle {
     pub fn read(state: &ContainerState) -> Result<Self> {
         let path = state.bundle.join("config.json");
         let config = File::open(&path).map_err(anyhow::Error::from);
-        let config = config.and_then(|file| Ok(serde_json::from_reader(file.take(MAX_BYTES))?));
+        let config = config.and_then(|file| Ok(serde_json::from_reader(file.take(MAX_STATE_BYTES))?));
         let RuntimeConfig { root, mut annotations } =
             config.with_context(|| format!("cannot read {}", path.display()))?;
-        Ok(Self { root: state.bundle.join(root.path), weights: annotations.remove(ANNOTATION) })
+        Ok(Self { root: state.bundle.join(root.path), weights: annotations.remove(WEIGHTS_ANNOTATION) })
     }
 
     /// The weights that the annotation names.
@@ -110,11 +110,11 @@ impl Bundle {
 /// Parses the value of the annotation: a list of weights with the keys of Truss.
 fn parse(annotation: &str) -> Result<Vec<ContainerWeights>> {
     let list: Value = serde_json::from_str(annotation)
-        .with_context(|| format!("annotation {ANNOTATION} is not a JSON list of weights"))?;
+        .with_context(|| format!("annotation {WEIGHTS_ANNOTATION} is not a JSON list of weights"))?;
     let (accepted, findings) =
         weights::read(&json!({"weights": list}), Rules { local: true, lenient: false });
     if let Some(reject) = findings.iter().find(|finding| finding.verdict == Severity::Reject) {
-        bail!("annotation {ANNOTATION}: {}: {}", reject.place, reject.text);
+        bail!("annotation {WEIGHTS_ANNOTATION}: {}: {}", reject.place, reject.text);
     }
     let entry = |weights: WeightsSource| ContainerWeights {
         source: weights.source.into(),
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn state_tells_a_new_container_from_one_that_ended() {
+    fn container_state_has_ended_only_when_stopped() {
         let state = |status: &str, bundle: &str| {
             let text = format!(
                 r#"{{"ociVersion": "1.0.2", "id": "a", "status": "{status}", "bundle": "{bundle}"}}"#
@@ -172,7 +172,10 @@ mod tests {
             ),
         ] {
             let error = format!("{:#}", parse(text).expect_err(text));
-            assert!(error.contains(ANNOTATION) && error.contains(place) && !error.contains('\n'), "{error}");
+            assert!(
+                error.contains(WEIGHTS_ANNOTATION) && error.contains(place) && !error.contains('\n'),
+                "{error}"
+            );
         }
     }
 }

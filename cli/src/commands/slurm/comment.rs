@@ -8,7 +8,7 @@ use crate::source::Source;
 
 /// The prefix of the sources in a comment; text before it is for people.
 const COMMENT_PREFIX: &str = "bdnfs:";
-/// Set by Slurm where the job has a comment.
+/// The variable in which Slurm passes the job's comment.
 pub const VARIABLE: &str = "SLURM_JOB_COMMENT";
 
 /// Whether a comment names sources.
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comment_names_sources_behind_other_words() {
+    fn comment_with_leading_text_names_its_sources() {
         let sources = parse("run 7 of June bdnfs:m=hf://o/m@main data=s3://b/p?x=1").expect("valid");
         let shown: Vec<_> = sources.iter().map(|(name, source)| format!("{name} {}", source.uri())).collect();
         assert_eq!(shown[1], "m hf://models/o/m@main");

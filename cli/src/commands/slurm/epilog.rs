@@ -6,7 +6,7 @@ use super::ProvisionArgs;
 use crate::publications::unpublish_all;
 use crate::runtime;
 
-/// Releases it. A job that named nothing is left alone.
+/// Releases what the job named. A job that named nothing is left alone.
 pub fn run(args: &ProvisionArgs) -> Result<()> {
     let job = args.jobs.job()?;
     // First, so that the watcher stops asking.

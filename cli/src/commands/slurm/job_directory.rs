@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn watcher_that_has_ended_is_noticed() {
+    fn watcher_is_gone_without_its_lock_held_is_true() {
         let home = tempfile::tempdir().expect("a directory");
         let job = SlurmJobDirectory::new(&home.path().join("jobs"), 7);
         job.create(rustix::process::getuid().as_raw(), &state("one")).expect("made");
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn state_of_an_ended_job_is_not_written_again() {
+    fn update_of_an_ended_job_writes_no_state() {
         let home = tempfile::tempdir().expect("a directory");
         let job = SlurmJobDirectory::new(&home.path().join("jobs"), 7);
         assert!(job.state().expect("none").is_none() && !job.end().expect("none"));

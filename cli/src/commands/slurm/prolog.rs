@@ -16,7 +16,7 @@ use crate::publications::{publish_until, unpublish_all};
 use crate::{runtime, text};
 
 /// How often a waiting task shows the progress of staging.
-const REPORT_INTERVAL: Duration = Duration::from_secs(30);
+const PROGRESS_REPORT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Begins. What goes wrong is written down for the task, which then fails.
 ///
@@ -103,7 +103,7 @@ async fn stage(args: &ProvisionArgs, job: &SlurmJobDirectory, client: &Client) -
     }
     for (name, request) in &requests {
         loop {
-            let until = Instant::now() + REPORT_INTERVAL;
+            let until = Instant::now() + PROGRESS_REPORT_INTERVAL;
             let status =
                 publish_until(client, &key(name), request, until).await.with_context(|| name.clone())?;
             let message = format!("{name}: {}", status.message);

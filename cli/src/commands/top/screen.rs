@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn view_of_80_columns_has_all_but_the_source() {
+    fn top_screen_of_80_columns_omits_the_source() {
         let text = live(&view(), 80, Duration::from_secs(1)).join("\n");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         for part in [
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_without_agents_say_so() {
+    fn top_screen_without_agents_says_so() {
         assert_eq!(lines(&View::default(), 80), ["no agent is running"]);
     }
 }

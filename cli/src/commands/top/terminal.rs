@@ -10,14 +10,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{Receiver, channel};
 
 /// Escape sequences to enter the alternate screen without a cursor, and to leave it.
-const ENTER: &str = "\x1b[?1049h\x1b[?25l";
-const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+const ENTER_SCREEN: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE_SCREEN: &str = "\x1b[?25h\x1b[?1049l";
 /// Escape sequences to move to the first cell, and to clear the rest of the line or screen.
-const HOME: &str = "\x1b[H";
+const CURSOR_HOME: &str = "\x1b[H";
 const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_SCREEN: &str = "\x1b[J";
 /// The size of a terminal that does not know it.
-const DEFAULT_SIZE: (u16, u16) = (80, 24);
+const DEFAULT_TERMINAL_SIZE: (u16, u16) = (80, 24);
 /// The keys that quit: q, Ctrl-C and Ctrl-D.
 const QUIT_KEYS: [u8; 4] = [b'q', b'Q', 3, 4];
 
@@ -48,20 +48,20 @@ impl Terminal {
             while matches!(io::stdin().read(&mut key), Ok(1)) && sender.blocking_send(key[0]).is_ok() {}
         });
         let terminal = Self { original, keys, resize };
-        write(ENTER)?;
+        write(ENTER_SCREEN)?;
         Ok(terminal)
     }
 
     /// Draws the lines for the terminal's width, cut to its height.
     pub fn draw(&self, lines: impl FnOnce(usize) -> Vec<String>) -> Result<()> {
         let (width, height) =
-            tcgetwinsize(io::stdout()).map_or(DEFAULT_SIZE, |size| (size.ws_col, size.ws_row));
-        let (width, height) = if width == 0 || height == 0 { DEFAULT_SIZE } else { (width, height) };
+            tcgetwinsize(io::stdout()).map_or(DEFAULT_TERMINAL_SIZE, |size| (size.ws_col, size.ws_row));
+        let (width, height) = if width == 0 || height == 0 { DEFAULT_TERMINAL_SIZE } else { (width, height) };
         let lines = lines(width.into());
         let visible = lines.iter().take(height.into());
         let visible = visible.map(|line| line.chars().take(width.into()).collect::<String>() + CLEAR_LINE);
         // No newline after the last, which would scroll.
-        write(&format!("{HOME}{}{CLEAR_SCREEN}", visible.collect::<Vec<_>>().join("\r\n")))
+        write(&format!("{CURSOR_HOME}{}{CLEAR_SCREEN}", visible.collect::<Vec<_>>().join("\r\n")))
     }
 
     /// Waits until the user quits (true) or the size changes (false).
@@ -82,7 +82,7 @@ impl Terminal {
 impl Drop for Terminal {
     fn drop(&mut self) {
         // The terminal may be gone.
-        let _ = write(LEAVE);
+        let _ = write(LEAVE_SCREEN);
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.original);
     }
 }

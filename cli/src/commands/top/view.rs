@@ -60,12 +60,12 @@ pub struct View {
 /// An agent and its mounts.
 #[derive(Debug, Serialize)]
 pub struct AgentView {
-    /// Its status.
+    /// The status of the agent.
     #[serde(flatten)]
     pub agent: AgentInfo,
-    /// Its rates.
+    /// The transfer rates.
     pub rates: Rates,
-    /// Its mounts.
+    /// The mounts of the agent.
     pub mounts: Vec<MountView>,
     /// Publications that are pending or failed.
     pub publications: Vec<PublicationStatus>,
@@ -74,12 +74,12 @@ pub struct AgentView {
 /// A mount.
 #[derive(Debug, Serialize)]
 pub struct MountView {
-    /// Its status.
+    /// The status of the mount.
     #[serde(flatten)]
     pub status: MountStatus,
-    /// Its rates.
+    /// The transfer rates.
     pub rates: Rates,
-    /// Its state, in a few words.
+    /// The state in a few words.
     #[serde(rename = "doing")]
     pub state: String,
 }
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_after_a_restart_are_not_negative() {
+    fn top_rates_after_an_agent_restart_are_not_negative() {
         let before = Traffic { mirror: 100, origin: 50, ..Traffic::default() };
         let now = Traffic { mirror: 300, origin: 20, cache: 8, ..Traffic::default() };
         let rates = Rates::between(&before, &now, 2.0);
