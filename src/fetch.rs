@@ -39,7 +39,7 @@ const ATTEMPT_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Durati
 /// How many times a tier may send wrong bytes before no others are expected of it.
 const WRONG_BYTES_LIMIT: u32 = 3;
 
-/// How many invalid answers in a row are retried: a server or a proxy in trouble sends one (an error page, a
+/// How many invalid responses in a row are retried: a server or a proxy in trouble sends one (an error page, a
 /// redirect to nowhere), and a file that has changed says so again.
 const INVALID_RESPONSE_LIMIT: u32 = 2;
 

@@ -1,4 +1,4 @@
-//! Requests to remote services: one client with the engine's timeouts ([`HttpClient`]), the reading of answers
+//! Requests to remote services: one client with the engine's timeouts ([`HttpClient`]), the reading of responses
 //! ([`response`]) and when to retry ([`retry`]).
 //!
 //! The errors made here say what the server did, not what was asked of it: the caller adds that ([`Error::within`]). None
@@ -28,13 +28,13 @@ use crate::error::{Error, Kind, Result};
 
 /// How long a connection may take to be established.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long a server may take until its answer begins, at first. Each time that is not enough it is given twice as long, up to
+/// How long a server may take until its response begins, at first. Each time that is not enough it is given twice as long, up to
 /// the deadline of any operation, so that a server that is always slow is read all the same.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+const INITIAL_RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+const MAX_RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a server may be silent within a body, and before the part of a file that is asked for by [`RANGE`]: as long as the
 /// most patient reader waits. The reader of such a part has limits of its own ([`crate::fetch`]). There is no limit on an
-/// answer as a whole, which may be large and the line slow.
+/// response as a whole, which may be large and the line slow.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(120);
 /// The longest `Retry-After` that a request waits for. After a longer one it fails: its caller may know another tier.
 const MAX_RETRY_AFTER_WAIT: Duration = Duration::from_secs(2);
@@ -53,8 +53,8 @@ pub(crate) struct HttpClient {
     http: reqwest::Client,
     /// When the service may be asked again.
     retry_at: Arc<Mutex<Option<Instant>>>,
-    /// How long its answers may take to begin.
-    answer_timeout: Arc<Mutex<Duration>>,
+    /// How long its responses may take to begin.
+    response_timeout: Arc<Mutex<Duration>>,
     /// Whether authorities to trust were named.
     authorities_named: bool,
 }
@@ -92,11 +92,16 @@ impl HttpClient {
             .no_proxy()
             .build()
             .map_err(no_client)?;
-        let answer_timeout = Arc::new(Mutex::new(ANSWER_TIMEOUT));
-        Ok(Self { http, retry_at: Arc::default(), answer_timeout, authorities_named: authorities.is_some() })
+        let response_timeout = Arc::new(Mutex::new(INITIAL_RESPONSE_TIMEOUT));
+        Ok(Self {
+            http,
+            retry_at: Arc::default(),
+            response_timeout,
+            authorities_named: authorities.is_some(),
+        })
     }
 
-    /// Sends a request, and makes an error of any answer but success.
+    /// Sends a request, and makes an error of any response but success.
     pub(crate) async fn send(&self, request: Request) -> Result<Response> {
         accept(self.execute(request).await?).await
     }
@@ -105,32 +110,32 @@ impl HttpClient {
     pub(crate) async fn execute(&self, request: Request) -> Result<Response> {
         self.wait_to_retry().await?;
         let second = request.try_clone();
-        let response = self.answer(request).await?;
+        let response = self.send_once(request).await?;
         let Some(wait) = retry::retry_after(&response) else { return Ok(response) };
         *self.retry_at.lock() = Some(Instant::now() + wait.min(MAX_RETRY_AFTER));
         match second {
             Some(request) if wait <= MAX_RETRY_AFTER_WAIT => {
                 self.wait_to_retry().await?;
-                self.answer(request).await
+                self.send_once(request).await
             }
             _ => Ok(response),
         }
     }
 
     /// Sends a request once.
-    async fn answer(&self, request: Request) -> Result<Response> {
+    async fn send_once(&self, request: Request) -> Result<Response> {
         let bulk = request.headers().contains_key(RANGE);
         let lost = |e: reqwest::Error| explain_transport(&e.without_url(), self.authorities_named);
         let answer = self.http.execute(request);
         if bulk {
             return answer.await.map_err(lost);
         }
-        let limit = *self.answer_timeout.lock();
+        let limit = *self.response_timeout.lock();
         match timeout(limit, answer).await {
             Ok(answer) => answer.map_err(lost),
             Err(_) => {
-                let mut next = self.answer_timeout.lock();
-                *next = next.max((limit * 2).min(MAX_ANSWER_TIMEOUT));
+                let mut next = self.response_timeout.lock();
+                *next = next.max((limit * 2).min(MAX_RESPONSE_TIMEOUT));
                 Err(silent(limit))
             }
         }

@@ -63,7 +63,7 @@ pub struct Stage {
     /// How many flights more may start at once than at the beginning.
     extra_flights: AtomicUsize,
     large_blobs: Semaphore,
-    /// Something that was here has been removed since the plan was made.
+    /// Whether something that was here has been removed since the plan was made.
     outdated: AtomicBool,
     outcome: OnceLock<Result<()>>,
     changed: Notify,
@@ -85,8 +85,8 @@ pub struct Progress {
 }
 
 impl Stage {
-    /// Starts to stage `snapshot`. It goes on until it is done, or until the snapshot is dropped. With
-    /// `verify` all that is here already is read and verified before that.
+    /// Starts to stage `snapshot`. It goes on until it is done, or until the snapshot is dropped. With `verify` the blocks
+    /// that are here already are read and verified before that.
     pub(crate) fn start(snapshot: &Arc<Snapshot>, verify: bool) -> Arc<Self> {
         let manifest = snapshot.manifest();
         let stage = Arc::new(Self {
@@ -300,9 +300,9 @@ impl Stage {
     ) -> Result<u64> {
         let bytes = ended.map_err(lost)??;
         self.bytes_done.fetch_add(bytes, Relaxed);
-        let swift = content.extent() > BLOCK;
+        let is_fast = content.extent() > BLOCK;
         let most = if content.is_shared() { MAX_CLUSTER_FLIGHTS } else { MAX_FLIGHTS };
-        if swift && self.extra_flights.fetch_add(1, Relaxed) < most - INITIAL_FLIGHTS {
+        if is_fast && self.extra_flights.fetch_add(1, Relaxed) < most - INITIAL_FLIGHTS {
             flights.add_permits(1);
         }
         Ok(bytes)

@@ -34,7 +34,7 @@ pub(crate) enum FileTable {
 
 /// The answer to an OPEN.
 #[derive(Debug)]
-pub(crate) enum OpenAnswer {
+pub(crate) enum OpenOutcome {
     /// The file is open.
     Opened(OpenOut),
     /// The file moved to another node: its name is to be looked up again.
@@ -50,10 +50,10 @@ impl FileTable {
     }
 
     /// Opens the file `index`, which is `slice`, at its node `node`, for the request `unique`.
-    pub(crate) fn open(&self, unique: u64, node: u64, index: u32, slice: Slice) -> Result<OpenAnswer> {
+    pub(crate) fn open(&self, unique: u64, node: u64, index: u32, slice: Slice) -> Result<OpenOutcome> {
         match self {
             Self::Handles(handles) => handles.open(unique, node, index, slice),
-            Self::Stateless(_) => Ok(OpenAnswer::Stateless),
+            Self::Stateless(_) => Ok(OpenOutcome::Stateless),
         }
     }
 

@@ -16,7 +16,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::errno;
 use crate::expiry::ActivitySignal;
-use crate::files::{FileTable, OpenAnswer};
+use crate::files::{FileTable, OpenOutcome};
 use crate::metrics::RequestMetrics;
 use crate::replies::{PendingReplies, RequestContext};
 use crate::tree::{self, DirPosition, FileOwner};
@@ -162,10 +162,10 @@ impl Filesystem {
         let opened = self.files.open(context.unique, node, index, slice);
         let opened = opened.map_err(|error| failed(&self.snapshot, index, &error))?;
         let out = match opened {
-            OpenAnswer::Opened(out) => out,
+            OpenOutcome::Opened(out) => out,
             // No program sees it: the kernel looks the name up again, and opens what that leads to.
-            OpenAnswer::Moved => return Err(Errno::STALE),
-            OpenAnswer::Stateless => return Err(Errno::NOSYS),
+            OpenOutcome::Moved => return Err(Errno::STALE),
+            OpenOutcome::Stateless => return Err(Errno::NOSYS),
         };
         self.metrics.record_open(out.flags & open::PASSTHROUGH != 0);
         Ok(Reply::of(&out))

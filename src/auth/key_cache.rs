@@ -89,7 +89,7 @@ impl IssuedKey {
 /// Issues the keys of one source.
 #[async_trait]
 pub(super) trait KeyIssuer: fmt::Debug + Send + Sync {
-    /// Gets a key as things are now. `refused`: the service refused the one before.
+    /// Issues a key. `refused`: the service refused the one before.
     async fn issue(&self, refused: bool) -> Result<IssuedKey>;
 }
 
@@ -103,9 +103,9 @@ pub(crate) struct KeyCache {
 /// A key, or the one request for it that is under way.
 #[derive(Debug, Default)]
 struct KeySlot {
-    /// The key before it.
+    /// The key before this one.
     previous: Option<Arc<IssuedKey>>,
-    /// Whether the service refused that.
+    /// Whether the service refused the previous key.
     refused: bool,
     issued: OnceCell<Result<Arc<IssuedKey>>>,
 }
@@ -199,8 +199,8 @@ impl KeyCache {
 
     async fn issue(&self, slot: &KeySlot) -> Result<Arc<IssuedKey>> {
         let mut issued = self.issuer.issue(slot.refused).await;
-        let was_read = slot.previous.as_ref().is_some_and(|previous| previous.issued_at.is_none());
-        if slot.refused && was_read {
+        let was_configured = slot.previous.as_ref().is_some_and(|previous| previous.issued_at.is_none());
+        if slot.refused && was_configured {
             for _ in 0..REREAD_LIMIT {
                 let unreadable = |e: &Error| matches!(e.kind(), Kind::Invalid | Kind::Refused);
                 if !issued.as_ref().is_err_and(unreadable) {

@@ -76,8 +76,8 @@ impl CredentialLoader for AccessLoader {
     }
 }
 
-/// Fills in the region and the endpoint that belong to the credentials of `access`, where it names none itself. They
-/// tell one source from another, so they are looked up before anything else, and once.
+/// Fills in the region and the endpoint that belong to the credentials of `access`, where it names none itself. They are
+/// part of a source's identity, so they are looked up before anything else, and once.
 ///
 /// # Errors
 /// As [`CredentialLoader::load`].

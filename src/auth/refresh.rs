@@ -16,8 +16,8 @@ use super::AuthKey;
 use super::store_adapter::engine_error;
 use crate::error::{Error, Kind, Result};
 
-/// The largest answer of a token service that is read, in bytes. A token has a few thousand.
-const TOKEN_ANSWER_LIMIT: usize = 1 << 20;
+/// The largest response of a token service that is read, in bytes. A token has a few thousand.
+const TOKEN_RESPONSE_LIMIT: usize = 1 << 20;
 
 /// A key, its expiry and where it came from.
 #[derive(Clone, Debug)]
@@ -51,10 +51,10 @@ impl ResolvedKey {
     }
 }
 
-/// Provides the key of a source, once it is resolved where that comes from.
+/// The provider of a source's key, as it was resolved.
 #[async_trait]
 pub(super) trait KeyProvider: Send + Sync {
-    /// Gets the key as it is now.
+    /// Gets the current key.
     async fn key(&self) -> Result<ResolvedKey>;
 }
 
@@ -95,7 +95,7 @@ impl<C: std::fmt::Debug + Send + Sync + 'static> KeyProvider for StoreProvider<C
     }
 }
 
-/// Makes a refusal of any answer of a token service but a passing failure, whatever its status.
+/// Makes any failure of a token service a refusal, whatever its status, but for a passing one.
 fn as_refusal(error: Error) -> Error {
     match error.kind() {
         Kind::Unavailable | Kind::Timeout | Kind::Refused => error,

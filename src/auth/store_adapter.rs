@@ -1,7 +1,7 @@
 //! Adapters between this module and the `object_store` crate, in both directions.
 //!
 //! `object_store` knows how to get tokens from several clouds: it asks for them through [`TokenHttp`], the engine's own
-//! HTTP client, so that timeouts, `Retry-After` and the reading of answers are the same as everywhere. And a mirror's
+//! HTTP client, so that timeouts, `Retry-After` and the reading of responses are the same as everywhere. And a mirror's
 //! requests are made by `object_store`: it gets its keys from [`StoreKeys`].
 
 use std::fmt;

@@ -129,7 +129,7 @@ impl PartialBlob {
         if done { Ok(()) } else { io::write(&self.file, offset, bytes) }
     }
 
-    /// Notes that block `index` is here, in memory and in the map.
+    /// Records that block `index` is here, in memory and in the map.
     fn record(&self, index: u64, check: &Check) -> std::io::Result<()> {
         let Some(map) = &self.map else {
             self.presence.set_present(index, true);
@@ -160,7 +160,7 @@ impl PartialBlob {
             Ok(())
         };
         if let Err(error) = self.writer.run(resolve) {
-            tracing::debug!(key = %self.key, index, %error, "a doubt stays");
+            tracing::debug!(key = %self.key, index, %error, "cannot verify a doubted block");
         }
     }
 
@@ -179,7 +179,7 @@ impl PartialBlob {
         let (at, pair) = self.presence.pair(index);
         if let Err(error) = io::write(&map, at, &pair) {
             // The doubt stays in the map, and is settled again after the next restart.
-            tracing::debug!(key = %self.key, index, %error, "cannot note a settled doubt");
+            tracing::debug!(key = %self.key, index, %error, "cannot record that a doubted block was verified");
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Where another tier is left, a request that stalls is given up for that. The last tier has none below it: there a second
 //! request starts beside the first, and what brings the next block first goes on alone. So one bad connection costs
-//! [`REQUEST_STALL_TIMEOUT`], and a server that is slow with every answer is still waited for.
+//! [`REQUEST_STALL_TIMEOUT`], and a server that is slow with every response is still waited for.
 
 use std::future::pending;
 use std::sync::atomic::Ordering::Relaxed;

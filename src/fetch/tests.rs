@@ -16,7 +16,7 @@ use crate::block::BLOCK;
 use crate::tier::Body;
 use crate::tier::memory::MemoryTier;
 
-/// How one answer comes.
+/// How one response comes.
 #[derive(Clone, Copy, Debug)]
 enum ScriptedAnswer {
     /// At once.
@@ -27,7 +27,7 @@ enum ScriptedAnswer {
     Late(u64),
 }
 
-/// A tier of zeros, which answers as scripted: the last answer for all that follow.
+/// A tier of zeros, which answers as scripted: the last response for all that follow.
 #[derive(Debug)]
 struct SlowTier {
     answers: Mutex<VecDeque<ScriptedAnswer>>,

@@ -1,4 +1,4 @@
-//! Answers: whether they are a success, what an error means, and their bodies.
+//! Responses: whether they are a success, what an error means, and their bodies.
 
 use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, StreamExt, stream};
@@ -7,7 +7,7 @@ use reqwest::{Response, StatusCode};
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::{CONNECT_TIMEOUT, MAX_ANSWER_TIMEOUT, SILENCE_TIMEOUT, silent};
+use super::{CONNECT_TIMEOUT, MAX_RESPONSE_TIMEOUT, SILENCE_TIMEOUT, silent};
 use crate::error::{Error, Kind, Result};
 use crate::tier::Body;
 
@@ -16,10 +16,10 @@ pub(crate) const ERROR_BODY_LIMIT: usize = 64 << 10;
 /// The region of a bucket, which S3 tells when it was asked in another.
 const BUCKET_REGION: HeaderName = HeaderName::from_static("x-amz-bucket-region");
 
-/// The TLS library's message on an answer that is no TLS.
+/// The TLS library's message on a response that is no TLS.
 const NO_TLS: &str = "corrupt message of type InvalidContentType";
 
-/// Accepts an answer of success, and makes an error of any other.
+/// Accepts a successful response, and makes an error of any other.
 pub(crate) async fn accept(response: Response) -> Result<Response> {
     match response.status().is_success() {
         true => Ok(response),
@@ -27,7 +27,7 @@ pub(crate) async fn accept(response: Response) -> Result<Response> {
     }
 }
 
-/// The error of an answer that is no success; and the region that the bucket is in, where it is refused for being asked for in
+/// The error of a response that is no success; and the region that the bucket is in, where it is refused for being asked for in
 /// another.
 pub(crate) async fn refusal(response: Response) -> (Error, Option<String>) {
     let status = response.status();
@@ -44,11 +44,11 @@ pub(crate) async fn refusal(response: Response) -> (Error, Option<String>) {
     (Error::new(kind, format!("the server answers {status}{code}{advice}")), region)
 }
 
-/// The region that a bucket is in, where an error answer names it: in its headers, or in the text of its body.
+/// The region that a bucket is in, where an error response names it: in its headers, or in the text of its body.
 pub(crate) fn named_region(status: StatusCode, headers: &HeaderMap, text: &str) -> Option<String> {
     let elsewhere = match code_of(text).as_deref() {
         _ if status.is_redirection() => true,
-        // An answer to HEAD has no body.
+        // A response to HEAD has no body.
         code => {
             status == StatusCode::BAD_REQUEST && matches!(code, None | Some("AuthorizationHeaderMalformed"))
         }
@@ -62,7 +62,7 @@ fn is_region(name: &str) -> bool {
     (1..=32).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }
 
-/// The kind of an error answer, and the advice to a person.
+/// The kind of an error response, and the advice to a person.
 fn classify(status: StatusCode, code: Option<&str>) -> (Kind, &'static str) {
     match (status.as_u16(), code) {
         (400, Some("ExpiredToken" | "InvalidToken" | "TokenRefreshRequired")) | (401 | 403 | 407, _) => {
@@ -77,7 +77,7 @@ fn classify(status: StatusCode, code: Option<&str>) -> (Kind, &'static str) {
     }
 }
 
-/// The error code of a cloud's service in the body of an answer, which says more than the status.
+/// The error code of a cloud's service in the body of a response, which says more than the status.
 pub(crate) fn code_of(text: &str) -> Option<String> {
     let code = match element(text, "Code") {
         Some(code) => code.to_owned(),
@@ -103,7 +103,7 @@ fn json_error_code(value: &Value) -> Option<&str> {
         .or_else(|| error.pointer("/errors/0/reason")?.as_str())
 }
 
-/// The error for a request that got no answer, or an answer that was cut off.
+/// The error for a request that got no response, or a response that was cut off.
 pub(crate) fn transport_error(error: reqwest::Error) -> Error {
     explain_transport(&error.without_url(), false)
 }
@@ -197,15 +197,15 @@ pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'
     headers.get(name)?.to_str().ok()
 }
 
-/// Reads the whole body of an answer.
+/// Reads the whole body of a response.
 ///
 /// # Errors
 /// [`Kind::Unsupported`] where it is longer than `limit` bytes.
 pub(crate) async fn read(response: Response, limit: usize) -> Result<Bytes> {
     let mut whole = BytesMut::new();
     let mut body = response.bytes_stream();
-    let silence = |_| silent(MAX_ANSWER_TIMEOUT);
-    while let Some(piece) = timeout(MAX_ANSWER_TIMEOUT, body.next()).await.map_err(silence)? {
+    let silence = |_| silent(MAX_RESPONSE_TIMEOUT);
+    while let Some(piece) = timeout(MAX_RESPONSE_TIMEOUT, body.next()).await.map_err(silence)? {
         whole.extend_from_slice(&piece.map_err(transport_error)?);
         if whole.len() > limit {
             return Err(Error::new(Kind::Unsupported, format!("the answer is longer than {limit} bytes")));

@@ -83,7 +83,7 @@ impl Mirror {
         Ok(Draft::new(upload, journal, size, Vec::new(), ends))
     }
 
-    /// Begins the object that is to lie at `place`, and notes that.
+    /// Begins the upload of an object to `place`, and its journal.
     pub(super) async fn begin_journaled(
         &self,
         recipe: &Digest,

@@ -168,7 +168,7 @@ mod tests {
         (endpoint, server)
     }
 
-    /// The head of an answer, but for its length, and its body.
+    /// The head of a response, but for its length, and its body.
     type Answer = (&'static str, &'static str);
     const NONE: Answer = ("404 Not Found", "");
     const WRITTEN: Answer = ("200 OK\r\netag: \"1\"\r\nx-goog-generation: 1", "");

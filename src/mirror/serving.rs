@@ -120,7 +120,7 @@ impl FrameSplitter {
     }
 }
 
-/// The body of an answer. A local file is read in pieces of a block: the store's own are 8 KiB.
+/// The body of a response. A local file is read in pieces of a block: the store's own are 8 KiB.
 fn pieces(got: GetResult) -> stream::BoxStream<'static, object_store::Result<Bytes>> {
     let GetResultPayload::File(file, path) = got.payload else { return got.into_stream() };
     let (file, path) = (Arc::new(file), path.display().to_string());

@@ -152,7 +152,7 @@ fn cause_kind(error: &object_store::Error) -> Option<Kind> {
     None
 }
 
-/// The service's answer, as the engine's own requests report it: without the page or the XML that came with it.
+/// The service's response, as the engine's own requests report it: without the page or the XML that came with it.
 fn reason(error: &object_store::Error) -> String {
     let first: &(dyn std::error::Error + 'static) = error;
     let mut causes = std::iter::successors(Some(first), |layer| layer.source());
@@ -166,7 +166,7 @@ fn reason(error: &object_store::Error) -> String {
     format!("the server answers {status}{code}")
 }
 
-/// The text that `object_store` puts before the status and the body of a failed answer.
+/// The text that `object_store` puts before the status and the body of a failed response.
 const STATUS_MESSAGE_PREFIX: &str = "Server returned non-2xx status code: ";
 
 /// The text of the innermost cause of an error, without the layers that passed it on.

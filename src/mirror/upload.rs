@@ -143,7 +143,7 @@ impl Upload {
     pub(super) async fn complete(&mut self, len: u64) -> Result<()> {
         let parts = self.uploaded.values().cloned().collect();
         let Err(error) = self.mirror.store.parts.complete(&self.id, parts).await else { return Ok(()) };
-        // The upload may have been completed before, without an answer.
+        // The upload may have been completed before, without a response.
         if self.mirror.head(&self.id.key).await?.is_some_and(|meta| meta.size == len) {
             return Ok(());
         }

@@ -106,7 +106,7 @@ impl BucketOrigin {
             Some(tag) => (Some(tag), wanted.body(answer)),
             None => {
                 // Some services tell no version with the content. The version of the listing is the pinned one before
-                // the answer (the condition) and after its end, so it was in between.
+                // the response (the condition) and after its end, so it was in between.
                 let within = |e: Error| e.within(&wanted.name);
                 let whole = http_client::read(answer, wanted.bytes() as usize).await.map_err(within)?;
                 let now = self.client.find(&key).await.map_err(within)?;

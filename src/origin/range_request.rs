@@ -1,4 +1,4 @@
-//! Asking a server for a part of a file in the version that a snapshot pinned, and checking the answer: what all origins
+//! Asking a server for a part of a file in the version that a snapshot pinned, and checking the response: what all origins
 //! but local files have in common.
 
 use std::ops::Range;

@@ -71,7 +71,7 @@ impl WebOrigin {
     }
 
     /// Sends a request with the key. A redirect to another host is followed without it (reqwest drops the header). Any
-    /// answer is returned but a refusal, which is an error.
+    /// response is returned but a refusal, which is an error.
     async fn execute(&self, request: &Request) -> Result<Response> {
         let send = |issued: Arc<IssuedKey>| async move {
             let mut request = request.try_clone().ok_or_else(|| foreign_version(&self.name))?;
@@ -89,7 +89,7 @@ impl WebOrigin {
         self.keys.send_with_key(send).await
     }
 
-    /// Sends a request with the key, and makes an error of any answer but success.
+    /// Sends a request with the key, and makes an error of any response but success.
     async fn send(&self, request: &Request) -> Result<Response> {
         http_client::accept(self.execute(request).await?).await
     }

@@ -189,13 +189,13 @@ impl Peers {
     }
 
     fn is_available(&self, member: &Member) -> bool {
-        let back = || {
+        let has_rejoined = || {
             self.members
                 .view()
                 .since(&member.id)
                 .is_some_and(|back| self.backoffs.forgive_if_rejoined(&member.id, back))
         };
-        member.id == self.me.id || self.backoffs.is_available(&member.id) || back()
+        member.id == self.me.id || self.backoffs.is_available(&member.id) || has_rejoined()
     }
 
     /// Whether `member` was lost: it does not respond, or gossip has removed it.
@@ -277,7 +277,7 @@ impl Peers {
         let mut tries = 0;
         loop {
             let number = self.counters.next.fetch_add(1, Relaxed);
-            let late = || {
+            let timed_out = || {
                 Error::new(
                     Kind::Timeout,
                     format!("the peer {} did not respond within {RESPONSE_TIMEOUT:?}", peer.id),
@@ -285,7 +285,7 @@ impl Peers {
             };
             let response = within(&mut RESPONSE_TIMEOUT.clone(), self.client.request(&peer, &request)).await;
             let response = response
-                .unwrap_or_else(|| Err(late()))
+                .unwrap_or_else(|| Err(timed_out()))
                 .inspect_err(|error| self.record_failure(&peer, error))?;
             self.backoffs.record_heard(&peer.id);
             match response {

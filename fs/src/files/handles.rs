@@ -17,7 +17,7 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 use crate::device::{BackingFile, Device};
-use crate::files::OpenAnswer;
+use crate::files::OpenOutcome;
 use crate::invalidation::KernelCache;
 use crate::ledger::{Ledger, LedgerEntry, LedgerItem};
 use crate::open_table::{OpenMode, OpenTable};
@@ -212,11 +212,11 @@ impl FileHandles {
         node: u64,
         index: u32,
         slice: Slice,
-    ) -> Result<OpenAnswer> {
+    ) -> Result<OpenOutcome> {
         if unique & RESENT != 0
             && let Some(reply) = self.earlier_reply(unique & !RESENT)
         {
-            return Ok(OpenAnswer::Opened(reply));
+            return Ok(OpenOutcome::Opened(reply));
         }
         // On its own line: the lock must be gone before the second one.
         let registered = self.table.lock().reopen(node);
@@ -225,7 +225,7 @@ impl FileHandles {
                 return self.insert(unique, node, file.reader.clone(), OpenMode::Passthrough(file));
             }
             if self.close_idle_backing(node, index) {
-                return Ok(OpenAnswer::Moved);
+                return Ok(OpenOutcome::Moved);
             }
         }
         let reader = Arc::new(self.snapshot.open(slice)?);
@@ -270,7 +270,7 @@ impl FileHandles {
         node: u64,
         reader: Arc<Reader>,
         mode: OpenMode<Arc<RegisteredFile>>,
-    ) -> Result<OpenAnswer> {
+    ) -> Result<OpenOutcome> {
         let item = match mode {
             OpenMode::Cached => LedgerItem::Cached,
             OpenMode::Passthrough(file) => LedgerItem::Passthrough(file.backing.id()),
@@ -282,7 +282,7 @@ impl FileHandles {
         };
         // With passthrough, too: readahead(2) and fadvise(2) still send reads.
         self.handles.lock().insert(fh, FileHandle { reader, unique, item });
-        Ok(OpenAnswer::Opened(open_reply(fh, item)))
+        Ok(OpenOutcome::Opened(open_reply(fh, item)))
     }
 
     /// Registers the file behind `reader`, if it is whole.

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use url::{Url, form_urlencoded};
 
 use super::key_expiry::jwt_expiry_remark;
-use super::{KeyProvider, ResolvedKey, TOKEN_ANSWER_LIMIT, as_refusal};
+use super::{KeyProvider, ResolvedKey, TOKEN_RESPONSE_LIMIT, as_refusal};
 use crate::auth::{AuthKey, load};
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{self, HttpClient};
@@ -117,9 +117,9 @@ impl FederatedTokens {
             value.set_sensitive(true);
             request.headers_mut().insert(name, value);
         }
-        let answer = self.client.send(request).await;
-        let answer = answer.map_err(|e| e.within(format!("the identity token at {}", host(url))))?;
-        let text = http_client::read(answer, TOKEN_ANSWER_LIMIT).await?;
+        let response = self.client.send(request).await;
+        let response = response.map_err(|e| e.within(format!("the identity token at {}", host(url))))?;
+        let text = http_client::read(response, TOKEN_RESPONSE_LIMIT).await?;
         Ok(Secret::new(String::from_utf8_lossy(&text)))
     }
 
@@ -178,10 +178,10 @@ fn form_request(url: &str, form: &[(&str, &str)]) -> Result<Request> {
     Ok(request)
 }
 
-/// Sends a request to a token service and reads its answer.
+/// Sends a request to a token service and reads its response.
 async fn ask<T: DeserializeOwned>(client: &HttpClient, request: Request) -> Result<T> {
-    let answer = client.send(request).await.map_err(as_refusal)?;
-    let text = http_client::read(answer, TOKEN_ANSWER_LIMIT).await?;
+    let response = client.send(request).await.map_err(as_refusal)?;
+    let text = http_client::read(response, TOKEN_RESPONSE_LIMIT).await?;
     // The parser's own message may quote what it read.
     serde_json::from_slice(&text)
         .map_err(|_| Error::new(Kind::Unsupported, "the answer is not one of a token service"))

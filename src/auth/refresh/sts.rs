@@ -14,7 +14,7 @@ use serde::Deserialize;
 use url::form_urlencoded;
 
 use super::key_expiry::jwt_expiry_remark;
-use super::{KeyProvider, ResolvedKey, TOKEN_ANSWER_LIMIT, as_refusal};
+use super::{KeyProvider, ResolvedKey, TOKEN_RESPONSE_LIMIT, as_refusal};
 use crate::auth::store_adapter::{engine_error, engine_request};
 use crate::auth::{AuthKey, load, wrong_service};
 use crate::error::{Error, Kind, Result};
@@ -25,8 +25,8 @@ use crate::xml;
 
 /// The seconds that a key is asked for: the most that a role may last that another role assumed.
 const KEY_LIFETIME_SECONDS: &str = "3600";
-/// The root elements of its answers.
-const ANSWER_ELEMENTS: [&str; 2] = ["AssumeRoleResponse", "AssumeRoleWithWebIdentityResponse"];
+/// The root elements of its responses.
+const RESPONSE_ELEMENTS: [&str; 2] = ["AssumeRoleResponse", "AssumeRoleWithWebIdentityResponse"];
 /// The session's name where none is given; AWS's logs show it.
 const DEFAULT_SESSION_NAME: &str = "bdnfs";
 
@@ -120,13 +120,13 @@ impl AssumeRole {
     }
 
     async fn assume(&self, request: HttpRequest) -> Result<ResolvedKey> {
-        let answer = self.client.send(engine_request(request).await?).await?;
-        let text = http_client::read(answer, TOKEN_ANSWER_LIMIT).await?;
+        let response = self.client.send(engine_request(request).await?).await?;
+        let text = http_client::read(response, TOKEN_RESPONSE_LIMIT).await?;
         // The parser's message could repeat a part of a key.
-        let answer: StsAnswer = xml::read(&ANSWER_ELEMENTS, &text).map_err(|_| {
+        let response: StsResponse = xml::read(&RESPONSE_ELEMENTS, &text).map_err(|_| {
             Error::new(Kind::Unsupported, "the answer is not one of AWS STS; check the endpoint")
         })?;
-        let credentials = answer.result.credentials;
+        let credentials = response.result.credentials;
         let key = AuthKey::aws(AwsCredential {
             key_id: credentials.access_key_id,
             secret_key: credentials.secret_access_key,
@@ -137,7 +137,7 @@ impl AssumeRole {
 }
 
 #[derive(Deserialize)]
-struct StsAnswer {
+struct StsResponse {
     #[serde(rename = "AssumeRoleResult", alias = "AssumeRoleWithWebIdentityResult")]
     result: AssumeRoleResult,
 }

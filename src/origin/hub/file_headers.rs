@@ -9,14 +9,14 @@ const COMMIT_HEADER: HeaderName = HeaderName::from_static("x-repo-commit");
 const LINKED_ETAG: HeaderName = HeaderName::from_static("x-linked-etag");
 const LINKED_SIZE: HeaderName = HeaderName::from_static("x-linked-size");
 
-/// The headers of the answers to one request; the first answer that has one counts.
+/// The headers of the responses to one request; the first response that has one counts.
 #[derive(Debug, Default)]
 pub(super) struct FileHeaders {
     /// The commit that it is the file of.
     pub commit: Option<String>,
     /// The id of its content, without quotes: the SHA-256 of a large file, else that of git.
     pub oid: Option<String>,
-    /// Its size in bytes, as an answer to HEAD tells it.
+    /// Its size in bytes, as a response to HEAD tells it.
     pub size: Option<u64>,
 }
 

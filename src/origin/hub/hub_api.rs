@@ -36,8 +36,8 @@ pub(super) struct HubApi {
     id: String,
 }
 
-/// The Hub's answer to a request for a file.
-pub(super) enum HubAnswer {
+/// The Hub's response to a request for a file.
+pub(super) enum HubResponse {
     /// The Hub sends it itself.
     Here(Response),
     /// At a signed URL elsewhere. No token may be sent there.
@@ -112,8 +112,8 @@ impl HubApi {
     /// Gets what the Hub sends itself.
     pub(super) async fn get(&self, url: Url) -> Result<Response> {
         match self.locate(Method::GET, url, None).await?.0 {
-            HubAnswer::Here(response) => Ok(response),
-            HubAnswer::Elsewhere(to) => {
+            HubResponse::Here(response) => Ok(response),
+            HubResponse::Elsewhere(to) => {
                 let host = to.host_str().unwrap_or_default();
                 let text =
                     format!("{} redirects to {host}; name that as the Hub (HF_ENDPOINT)", self.endpoint);
@@ -129,7 +129,7 @@ impl HubApi {
         method: Method,
         url: Url,
         wanted: Option<&RangeRequest>,
-    ) -> Result<(HubAnswer, FileHeaders)> {
+    ) -> Result<(HubResponse, FileHeaders)> {
         let (method, url) = (&method, &url);
         let send =
             |issued: Arc<IssuedKey>| async move { self.follow(method, url.clone(), wanted, &issued).await };
@@ -142,7 +142,7 @@ impl HubApi {
         mut url: Url,
         wanted: Option<&RangeRequest>,
         issued: &IssuedKey,
-    ) -> Result<(HubAnswer, FileHeaders)> {
+    ) -> Result<(HubResponse, FileHeaders)> {
         let mut file = FileHeaders::default();
         for _ in 0..=HUB_REDIRECT_LIMIT {
             let request = request(method.clone(), url.clone(), wanted, issued)?;
@@ -150,7 +150,7 @@ impl HubApi {
             file.add(&response);
             if !response.status().is_redirection() {
                 let here = hub_error::accept(response, &self.describe(issued)).await?;
-                return Ok((HubAnswer::Here(here), file));
+                return Ok((HubResponse::Here(here), file));
             }
             let to = header(response.headers(), &LOCATION).and_then(|to| url.join(to).ok());
             let to = to.ok_or_else(|| {
@@ -158,7 +158,7 @@ impl HubApi {
             })?;
             if to.origin() != self.base.origin() {
                 self.guard.check(&url, &to).map_err(|refused| refused.error())?;
-                return Ok((HubAnswer::Elsewhere(to), file));
+                return Ok((HubResponse::Elsewhere(to), file));
             }
             url = to;
         }

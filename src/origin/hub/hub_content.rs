@@ -9,7 +9,7 @@ use reqwest::{Method, Request, Response};
 use url::Url;
 
 use super::HubOrigin;
-use super::hub_api::HubAnswer;
+use super::hub_api::HubResponse;
 use super::hub_version::HubVersion;
 use super::signed_url::ContentLocation;
 use crate::blob::Blob;
@@ -67,11 +67,11 @@ async fn request(
             let (answer, doubted) = locate(hub, blob, version, wanted).await?;
             doubt = doubted;
             Ok(match answer {
-                HubAnswer::Here(response) => {
+                HubResponse::Here(response) => {
                     sent = Some(response);
                     ContentLocation::Hub
                 }
-                HubAnswer::Elsewhere(url) => ContentLocation::Storage(url),
+                HubResponse::Elsewhere(url) => ContentLocation::Storage(url),
             })
         };
         let location = hub.locations.get_or_locate(blob.key, ask).await?;
@@ -82,8 +82,8 @@ async fn request(
             ContentLocation::Storage(url) => url,
             // The reader that located it received only the range that it asked for.
             ContentLocation::Hub => match locate(hub, blob, version, wanted).await? {
-                (HubAnswer::Here(response), doubt) => return Ok((response, doubt)),
-                (HubAnswer::Elsewhere(url), _) => url,
+                (HubResponse::Here(response), doubt) => return Ok((response, doubt)),
+                (HubResponse::Elsewhere(url), _) => url,
             },
         };
         if let Some(response) = stored(hub, &url, wanted).await? {
@@ -103,7 +103,7 @@ async fn locate(
     blob: &Blob,
     version: &HubVersion,
     wanted: &RangeRequest,
-) -> Result<(HubAnswer, Option<Error>)> {
+) -> Result<(HubResponse, Option<Error>)> {
     let path = match version.alone {
         true => hub.path.clone(),
         false => hub.below(&String::from_utf8_lossy(&blob.path)),

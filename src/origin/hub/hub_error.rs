@@ -30,7 +30,7 @@ pub(super) struct RefusedHubRequest<'a> {
     pub issued: &'a IssuedKey,
 }
 
-/// Accepts an answer of success, and makes an error of any other.
+/// Accepts a successful response, and makes an error of any other.
 pub(super) async fn accept(response: Response, about: &RefusedHubRequest<'_>) -> Result<Response> {
     if response.status().is_success() {
         return Ok(response);

@@ -38,12 +38,12 @@ pub(super) trait ObjectApi: fmt::Debug + Send + Sync {
         !key.split('/').any(|part| matches!(part, "." | ".."))
     }
 
-    /// The version of the object that an answer is of; `None` where the service does not tell.
+    /// The version of the object that a response is of; `None` where the service does not tell.
     fn version_tag(&self, headers: &HeaderMap) -> Option<VersionTag> {
         header(headers, &ETAG).and_then(VersionTag::etag)
     }
 
-    /// Whether the body of an answer is what the service stores. An upload in signed chunks leaves `aws-chunked` on
+    /// Whether the body of a response is what the service stores. An upload in signed chunks leaves `aws-chunked` on
     /// objects of some services, whose content is plain all the same.
     fn is_stored_encoding(&self, headers: &HeaderMap) -> bool {
         header(headers, &CONTENT_ENCODING)
@@ -97,7 +97,7 @@ pub(super) fn key_path(key: &str) -> String {
     utf8_percent_encode(key, ENCODED_IN_KEY).to_string()
 }
 
-/// The error for an answer that is not a listing.
+/// The error for a response that is not a listing.
 pub(super) fn not_a_listing(
     service: &str,
     error: impl Into<Box<dyn std::error::Error + Send + Sync>>,

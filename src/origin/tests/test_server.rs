@@ -20,7 +20,7 @@ use crate::http_client::PATH_SEGMENT_ENCODE_SET;
 /// How many keys a page of a listing has: few, so that there are several.
 const PAGE: usize = 3;
 
-/// A rule of a test: the answer in place of the server's.
+/// A rule of a test: the response in place of the server's.
 pub type Rule = Box<dyn Fn(&Request) -> Option<Response> + Send>;
 
 #[derive(Default)]

@@ -53,7 +53,7 @@ impl FileProbe {
         request.headers_mut().insert(ACCEPT_ENCODING, IDENTITY);
         set_range(request.headers_mut(), &(0..1));
         let response = web.execute(&request).await?;
-        // An empty file has no first byte; the answer says so.
+        // An empty file has no first byte; the response says so.
         let (status, empty) = (response.status(), StatusCode::RANGE_NOT_SATISFIABLE);
         let response = if status == empty { response } else { accept(response).await? };
         let headers = response.headers();

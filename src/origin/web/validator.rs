@@ -22,7 +22,7 @@ pub(super) enum Validator {
 }
 
 impl Validator {
-    /// The identity in the headers of an answer.
+    /// The identity in the headers of a response.
     pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
         let etag = header(headers, &ETAG).and_then(Self::etag);
         etag.or_else(|| header(headers, &LAST_MODIFIED).map(|date| Self::Modified(date.into())))
@@ -66,7 +66,7 @@ impl Validator {
         }
     }
 
-    /// Whether an answer is of this version, as far as its headers say. Not every server obeys conditions.
+    /// Whether a response is of this version, as far as its headers say. Not every server obeys conditions.
     pub(super) fn matches(&self, headers: &HeaderMap) -> bool {
         match self {
             Self::Etag(etag) => header(headers, &ETAG) == Some(etag),
