@@ -229,7 +229,7 @@ fn job(lab: &BenchEnv) -> Result<Comparison> {
         Ok(size(lab) as f64 / 1e6 / seconds)
     })?;
     Ok(Comparison::new("a job, cold", MeasureUnit::Megabytes, "8 curls, then fsync", sides)
-        .wanting(WANTED_DOWNLOAD_RATIO))
+        .with_wanted(WANTED_DOWNLOAD_RATIO))
 }
 
 /// Seconds from the submission of a job until it has ended.

@@ -70,8 +70,8 @@ impl BenchBucket {
     ///
     /// # Errors
     /// The server does not start.
-    pub fn move_away(&mut self, lab: &BenchEnv, late: Duration) -> Result<()> {
-        self.server.move_away(lab, self.root.path(), self.link.as_ref(), late)
+    pub fn set_latency(&mut self, lab: &BenchEnv, late: Duration) -> Result<()> {
+        self.server.set_latency(lab, self.root.path(), self.link.as_ref(), late)
     }
 
     /// Its name in bdnfs.
@@ -145,7 +145,7 @@ impl BenchBucket {
     ///
     /// # Errors
     /// The disk fails.
-    pub fn forget(&self) -> Result<()> {
+    pub fn delete_mirror(&self) -> Result<()> {
         let mirror = self.root.path().join(MIRROR);
         fs::remove_dir_all(&mirror).and_then(|()| fs::create_dir(&mirror)).context("cannot empty the mirror")
     }
@@ -165,13 +165,13 @@ impl BenchBucket {
     /// # Errors
     /// It can't be read.
     fn warm(&self, lab: &BenchEnv) -> Result<()> {
-        let is_warm = |(drops, when): (u64, Instant)| drops == lab.drops() && when.elapsed() < WARM_FOR;
+        let is_warm = |(drops, when): (u64, Instant)| drops == lab.cache_drops() && when.elapsed() < WARM_FOR;
         if !self.warmed.get().is_some_and(is_warm) {
             let null = File::options().write(true).open("/dev/null").context("cannot open /dev/null")?;
             let mut command = run::command("sh");
             command.args(["-c", "find \"$1\" -type f -print0 | xargs -0 -r cat", "sh"]).arg(self.root.path());
             RunningProgram::start(&mut command, null)?.wait(WARM_UP_TIMEOUT)?;
-            self.warmed.set(Some((lab.drops(), Instant::now())));
+            self.warmed.set(Some((lab.cache_drops(), Instant::now())));
         }
         lab::settle();
         Ok(())

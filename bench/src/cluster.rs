@@ -9,7 +9,7 @@ use bdnfs_tests::machine::Machine;
 
 use crate::interrupt;
 use crate::lab::BenchEnv;
-use crate::peer::tried;
+use crate::peer::catch_panic;
 use crate::report::{BenchReport, Figure, Growth, Rows};
 use crate::samples::Samples;
 use crate::unit::MeasureUnit;
@@ -85,7 +85,7 @@ fn limits(points: &[Point]) -> Vec<Figure> {
             ..Figure::new(&format!("{count} nodes with peers, {what}"), unit, value)
         };
         [
-            figure("beside one node", MeasureUnit::Times, seconds.beside(one), MAX_BURST_RATIO),
+            figure("beside one node", MeasureUnit::Times, seconds.ratios_to(one), MAX_BURST_RATIO),
             figure("read of the mirror", MeasureUnit::Fetched, fetched.clone(), MAX_MIRROR_READS_PER_BYTE),
         ]
     });
@@ -97,7 +97,7 @@ fn burst(lab: &BenchEnv, count: usize, peers: bool) -> Result<(f64, f64)> {
     let size = size(lab);
     let room = lab.room("cluster-", (count as u64 + 2) * size)?;
     let Some(cluster) = TestCluster::new(LINK_RATE) else { bail!("there can be no networks here") };
-    tried(|| {
+    catch_panic(|| {
         cluster.publish(&[("weights", size as usize)]);
         let nodes: Vec<_> = (1..=count)
             .map(|number| {
@@ -111,15 +111,15 @@ fn burst(lab: &BenchEnv, count: usize, peers: bool) -> Result<(f64, f64)> {
             })
             .collect();
         if peers {
-            nodes.iter().for_each(|node| node.knows(count));
+            nodes.iter().for_each(|node| node.wait_for_members(count));
         }
-        let (before, begin) = (cluster.sent(), Instant::now());
+        let (before, begin) = (cluster.mirror_bytes_sent(), Instant::now());
         thread::scope(|scope| {
             for node in &nodes {
                 scope.spawn(|| node.stage().1.succeeds());
             }
         });
         let seconds = begin.elapsed().as_secs_f64();
-        (seconds, (cluster.sent() - before) as f64 / size as f64)
+        (seconds, (cluster.mirror_bytes_sent() - before) as f64 / size as f64)
     })
 }

@@ -68,7 +68,7 @@ fn compare(lab: &BenchEnv, files: u64, name: &str) -> Result<Rows> {
     let bucket = bucket(lab, files, lab.sizes.size)?;
     let objects = bucket.objects()?;
     let mut rounds = Rounds::default();
-    for _ in 0..lab.sizes.more() {
+    for _ in 0..lab.sizes.turns_when_noisy() {
         interrupt::check()?;
         rounds.curl.push(bucket.in_room(lab, |room| bucket.server.download(&objects, room))?);
         rounds.wait.push(bucket.in_room(lab, |room| wait(lab, &bucket, room))?);

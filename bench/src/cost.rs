@@ -71,7 +71,7 @@ impl Cost {
 fn staging(lab: &BenchEnv) -> Result<Rows> {
     let bucket = cold::bucket(lab, 1, size(lab))?;
     let (mut costs, gib) = (Vec::new(), size(lab) as f64 / GIB);
-    for _ in 0..lab.sizes.more() {
+    for _ in 0..lab.sizes.turns_when_noisy() {
         interrupt::check()?;
         costs.push(bucket.in_room(lab, |room| Cost::of(lab, &bucket, room, true, |_| Ok(())))?);
     }
@@ -123,7 +123,7 @@ fn readers(lab: &BenchEnv) -> Result<Rows> {
         let (mut theirs, mut fetched, mut requests) =
             (Samples::default(), Samples::default(), Samples::default());
         let (mut shared, gib) = (Samples::default(), size(lab) as f64 / GIB);
-        for _ in 0..lab.sizes.more() {
+        for _ in 0..lab.sizes.turns_when_noisy() {
             interrupt::check()?;
             let mut read = None;
             let job = FioJob { text: jobs::SEQUENTIAL_DROPPED, jobs: readers, seconds: 0, random: 0 };
@@ -176,7 +176,7 @@ fn sizes(lab: &BenchEnv) -> Result<Rows> {
         })?;
         let (mut time, mut bytes, mut requests, mut memory) =
             (Samples::default(), Samples::default(), Samples::default(), Samples::default());
-        for _ in 0..lab.sizes.more() {
+        for _ in 0..lab.sizes.turns_when_noisy() {
             interrupt::check()?;
             let room = lab.room("cost", 0)?;
             let begin = Instant::now();
@@ -211,7 +211,7 @@ fn files(lab: &BenchEnv) -> Result<Rows> {
     for files in [most / 1000, most / 100, most / 10, most] {
         let server = IndexServer::start(files)?;
         let (mut time, mut memory, mut peak) = (Samples::default(), Samples::default(), Samples::default());
-        for _ in 0..lab.sizes.more() {
+        for _ in 0..lab.sizes.turns_when_noisy() {
             interrupt::check()?;
             let room = lab.room("cost", 1 << 30)?;
             let mount = BenchMount::plain(lab, &server.url(), room.path(), false)?;

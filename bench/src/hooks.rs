@@ -209,12 +209,12 @@ fn reads(lab: &BenchEnv, bucket: &BenchBucket, room: &Path) -> Result<Rows> {
     node.publish(0)?;
     let (base, bind) = (node.base()?, node.kubelet.target(&node.volume(0)));
     let job = FioJob { text: jobs::SEQUENTIAL_HOT, jobs: 1, seconds: lab.sizes.hot, random: 0 };
-    let sides = in_turn(lab.sizes.more(), |side| {
+    let sides = in_turn(lab.sizes.turns_when_noisy(), |side| {
         let directory = if side == Side::Baseline { &base } else { &bind };
         fio::read(&job, &directory.join(cold::name(0)), size(lab))
     })?;
     let name = "sequential 1 MiB through a bind, hot";
-    Ok(Comparison::new(name, MeasureUnit::Megabytes, "the base", sides).wanting(WANTED_RATIO).into())
+    Ok(Comparison::new(name, MeasureUnit::Megabytes, "the base", sides).with_wanted(WANTED_RATIO).into())
 }
 
 /// The value that [`PERCENTILE`] of a hundred do not exceed.

@@ -82,14 +82,14 @@ impl Sizes {
         many: 100_000,
     };
 
-    /// How often what is soon done is measured, where single turns are often odd: eight times for five, since of eight one that is
-    /// odd at either end says nothing of the median, and of five every one does.
-    pub fn more(&self) -> usize {
+    /// The number of turns of short, noisy rows: eight for five, since the interval of eight leaves out an outlier at either end, and
+    /// that of five none.
+    pub fn turns_when_noisy(&self) -> usize {
         self.runs * 8 / 5
     }
 
-    /// Whether as much was measured, however often.
-    pub fn same(&self, other: &Self) -> bool {
+    /// Whether the sizes are the same, whatever the number of turns.
+    pub fn is_like(&self, other: &Self) -> bool {
         *self == Self { runs: self.runs, ..*other }
     }
 }
@@ -104,7 +104,7 @@ impl BenchEnv {
         fs::create_dir_all(directory).with_context(at)?;
         let directory = directory.canonicalize().with_context(at)?;
         let directory = TempDir::with_prefix_in("bench-", &directory).with_context(at)?;
-        let (bdnfs, s3_server) = (beside("bdnfs")?, beside("s3-server")?);
+        let (bdnfs, s3_server) = (sibling_program("bdnfs")?, sibling_program("s3-server")?);
         if !bdnfs.exists() {
             bail!("{} is missing; scripts/bench builds it", bdnfs.display());
         }
@@ -159,7 +159,7 @@ impl BenchEnv {
     }
 
     /// How often all caches were dropped so far: whether something that was read is still in memory.
-    pub fn drops(&self) -> u64 {
+    pub fn cache_drops(&self) -> u64 {
         self.drops.get()
     }
 }
@@ -183,7 +183,7 @@ fn advise(path: &Path) -> Result<()> {
 ///
 /// # Errors
 /// This one can't be found.
-pub fn beside(name: &str) -> Result<PathBuf> {
+pub fn sibling_program(name: &str) -> Result<PathBuf> {
     Ok(std::env::current_exe().context("cannot find this program")?.with_file_name(name))
 }
 

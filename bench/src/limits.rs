@@ -36,7 +36,8 @@ pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
         [("copying memory", copy as Limit), ("one connection over loopback", loopback), ("hashing", hash)];
     for (name, limit) in limits {
         report.measure(name, || {
-            let samples = (0..lab.sizes.more()).map(|_| interrupt::check().and_then(|()| limit()));
+            let samples =
+                (0..lab.sizes.turns_when_noisy()).map(|_| interrupt::check().and_then(|()| limit()));
             Ok(figure(name, samples.collect::<Result<_>>()?))
         })?;
     }
@@ -55,7 +56,7 @@ fn disk(lab: &BenchEnv) -> Result<Rows> {
     let (mut written, mut read) = (Samples::default(), Samples::default());
     let mut piece = vec![0; CHUNK_BYTES];
     Noise::new(1).fill(&mut piece);
-    for _ in 0..lab.sizes.more() {
+    for _ in 0..lab.sizes.turns_when_noisy() {
         interrupt::check()?;
         let room = lab.room("limits", size(lab))?;
         let path = room.path().join("file");

@@ -133,7 +133,7 @@ impl LoaderFiles {
             (case.load)(lab, directory)
         })?;
         let name = format!("{}, {}", case.name, if hot { "hot" } else { "dropped" });
-        Ok(Comparison::new(&name, case.unit, &lab.native, sides).wanting(WANTED_RATIO))
+        Ok(Comparison::new(&name, case.unit, &lab.native, sides).with_wanted(WANTED_RATIO))
     }
 }
 
@@ -195,7 +195,7 @@ fn begin(lab: &BenchEnv, size: u64) -> Result<Rows> {
     let objects: Vec<_> =
         bucket.objects()?.into_iter().filter(|object| object.key.ends_with("tensors")).collect();
     let mut times: [[Samples; 2]; 4] = Default::default();
-    for _ in 0..lab.sizes.more() {
+    for _ in 0..lab.sizes.turns_when_noisy() {
         interrupt::check()?;
         let curl = bucket.in_room(lab, |room| {
             let done = bucket.server.download(&objects, room)?;

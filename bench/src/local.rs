@@ -119,6 +119,6 @@ impl StagedFile {
             }
             fio::read(&job, &path, lab.sizes.size)
         })?;
-        Ok(Comparison::new(case.name, MeasureUnit::Megabytes, &lab.native, sides).wanting(WANTED_RATIO))
+        Ok(Comparison::new(case.name, MeasureUnit::Megabytes, &lab.native, sides).with_wanted(WANTED_RATIO))
     }
 }

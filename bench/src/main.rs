@@ -194,7 +194,7 @@ fn measure(cli: &MeasureArgs) -> Result<()> {
     };
     let (dir, out) = (or_here(&cli.dir, "target/bench"), or_here(&cli.out, "bench/results"));
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    let machine = HostInfo::describe(&dir, &lab::beside("bdnfs")?, now);
+    let machine = HostInfo::describe(&dir, &lab::sibling_program("bdnfs")?, now);
     let sizes = sizes(cli);
     let lab = BenchEnv::new(&dir, sizes, machine.file_system().to_owned())?;
     let mut report = BenchReport::new(machine, sizes);

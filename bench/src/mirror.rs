@@ -64,7 +64,7 @@ fn add(lab: &BenchEnv) -> Result<Comparison> {
     let size = lab.sizes.size;
     let bucket = cold::bucket(lab, 4, size)?;
     let sides = in_turn(lab.sizes.runs, |side| {
-        bucket.forget()?;
+        bucket.delete_mirror()?;
         let seconds = bucket.in_room(lab, |room| match side {
             Side::Bdnfs => bucket.add(lab),
             Side::Baseline => {
@@ -75,7 +75,7 @@ fn add(lab: &BenchEnv) -> Result<Comparison> {
         Ok(size as f64 / 1e6 / seconds)
     })?;
     Ok(Comparison::new("mirror add", MeasureUnit::Megabytes, "aws s3 cp down and up", sides)
-        .wanting(WANTED_ADD_RATIO))
+        .with_wanted(WANTED_ADD_RATIO))
 }
 
 fn large(lab: &BenchEnv) -> Result<Comparison> {
@@ -91,7 +91,7 @@ fn large(lab: &BenchEnv) -> Result<Comparison> {
         Ok(size as f64 / 1e6 / seconds)
     })?;
     let pair = Comparison::new("one large file, cold", MeasureUnit::Megabytes, "8 curls, then fsync", sides);
-    Ok(pair.wanting(WANTED_STAGE_RATIO))
+    Ok(pair.with_wanted(WANTED_STAGE_RATIO))
 }
 
 fn packed(lab: &BenchEnv, name: &str, files: usize, bytes: usize) -> Result<Rows> {
@@ -100,7 +100,7 @@ fn packed(lab: &BenchEnv, name: &str, files: usize, bytes: usize) -> Result<Rows
     })?;
     bucket.add(lab)?;
     let mut pairs = beside(lab, &bucket, &format!("{name}, cold"))?;
-    bucket.move_away(lab, STORE_LATENCY)?;
+    bucket.set_latency(lab, STORE_LATENCY)?;
     let away = format!("{name}, cold, each answer after {} ms", STORE_LATENCY.as_millis());
     pairs.extend(beside(lab, &bucket, &away)?);
     Ok(Rows { pairs, ..Rows::default() })
@@ -129,7 +129,7 @@ fn beside(lab: &BenchEnv, bucket: &BenchBucket, name: &str) -> Result<Vec<Compar
     }
     let pair = |against: &str, baseline: Samples| {
         Comparison::new(name, MeasureUnit::Files, against, [baseline, mirror.clone()])
-            .wanting(WANTED_PACKED_RATIO)
+            .with_wanted(WANTED_PACKED_RATIO)
     };
     let [one, several] = curls;
     Ok(vec![
@@ -167,7 +167,7 @@ fn text(lab: &BenchEnv) -> Result<Rows> {
     })?;
     let mut kept = Samples::default();
     for _ in 0..lab.sizes.runs {
-        bucket.forget()?;
+        bucket.delete_mirror()?;
         bucket.add(lab)?;
         kept.push(bucket.mirrored()? as f64 / size as f64);
     }
@@ -185,7 +185,7 @@ fn text(lab: &BenchEnv) -> Result<Rows> {
                 "bdnfs without the mirror",
                 sides,
             )
-            .wanting(1.0),
+            .with_wanted(1.0),
         ],
         figures: vec![Figure {
             limit: Some(0.5),

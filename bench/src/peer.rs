@@ -45,7 +45,7 @@ fn size(lab: &BenchEnv) -> u64 {
 }
 
 /// What the kit says when it panics where a test would fail, as an error.
-pub fn tried<T>(work: impl FnOnce() -> T) -> Result<T> {
+pub fn catch_panic<T>(work: impl FnOnce() -> T) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(done) => Ok(done),
         Err(_) => bail!("the nodes could not be tried; what went wrong stands above"),
@@ -70,7 +70,7 @@ impl AgentPair {
         let native = room.path().join(FILE);
         data::file(&native, size)?;
         let Some(cluster) = TestCluster::new(LINK_RATE) else { bail!("there can be no networks here") };
-        tried(move || {
+        catch_panic(move || {
             cluster.publish(&[(FILE, size as usize)]);
             let machine = Machine::new().with_cache(&room.path().join(HOLDER_ID));
             let neighbour = cluster.node_on(machine, HOLDER_ID, LINK_RATE, "");
@@ -84,11 +84,11 @@ impl AgentPair {
         let home = tempfile::tempdir_in(self.room.path()).context("cannot make a directory")?;
         // A name of its own, since who was there before it is remembered for a while.
         let number = self.nodes.replace(self.nodes.get() + 1);
-        tried(|| {
+        catch_panic(|| {
             let machine = Machine::new().with_cache(&home.path().join("cache"));
             let node = if peers {
                 let node = self.cluster.node_on(machine, &format!("new-{number}"), LINK_RATE, "");
-                node.knows(2);
+                node.wait_for_members(2);
                 node
             } else {
                 self.cluster.standalone_node(machine, LINK_RATE)
@@ -102,14 +102,14 @@ impl AgentPair {
     fn staged(&self, lab: &BenchEnv) -> Result<Rows> {
         let (size, mut mirror) = (size(lab) as f64, Samples::default());
         let sides = in_turn(lab.sizes.runs, |side| {
-            let before = self.cluster.reads();
+            let before = self.cluster.mirror_reads();
             let seconds = self.on_new(side == Side::Bdnfs, |node| {
                 let begin = Instant::now();
                 node.stage().1.succeeds();
                 Ok(begin.elapsed().as_secs_f64())
             })?;
             if side == Side::Bdnfs {
-                mirror.push(self.cluster.reads() - before);
+                mirror.push(self.cluster.mirror_reads() - before);
             }
             Ok(size / 1e6 / seconds)
         })?;

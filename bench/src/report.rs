@@ -100,7 +100,7 @@ impl RowGroup {
         let only = |group: &Self| {
             group.pairs.is_empty() && group.figures.iter().all(|one| one.unit == MeasureUnit::Instructions)
         };
-        self.sizes.same(&other.sizes) || (only(self) && only(other))
+        self.sizes.is_like(&other.sizes) || (only(self) && only(other))
     }
 
     /// The busiest minute before it began, in processes that wanted to run.
@@ -280,7 +280,7 @@ mod tests {
         report.group("key", "group", "about it");
         let side = |rate: f64| [rate; 2].into_iter().collect::<Samples>();
         let pair = Comparison::new("a row", MeasureUnit::Megabytes, "ext4", [side(2000.0), side(1900.0)])
-            .wanting(0.95);
+            .with_wanted(0.95);
         report.measure("a row", || Ok(pair)).unwrap();
         report.measure("another", || anyhow::bail!("fio is not installed") as Result<Rows>).unwrap();
         let text = report.markdown("name");

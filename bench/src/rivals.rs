@@ -87,7 +87,7 @@ fn compare(
 ) -> Result<Rows> {
     let mut bdnfs: Vec<Results> = Vec::new();
     let mut others: Vec<(&Rival, Vec<Results>)> = rivals.iter().map(|rival| (*rival, Vec::new())).collect();
-    for _ in 0..lab.sizes.more() {
+    for _ in 0..lab.sizes.turns_when_noisy() {
         bdnfs.push(bucket.in_room(lab, |room| {
             let mount = bucket.mount(lab, room, false, &[])?;
             tasks(lab, mount.took, mount.point())

@@ -86,7 +86,7 @@ impl S3Process {
     ///
     /// # Errors
     /// The server does not start.
-    pub fn move_away(
+    pub fn set_latency(
         &mut self,
         lab: &BenchEnv,
         root: &Path,

@@ -89,7 +89,7 @@ impl Samples {
     }
 
     /// The ratio of each sample to that of `others` in the same turn.
-    pub fn beside(&self, others: &Self) -> Self {
+    pub fn ratios_to(&self, others: &Self) -> Self {
         self.0.iter().zip(&others.0).map(|(one, other)| one / other).collect()
     }
 

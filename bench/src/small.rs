@@ -131,7 +131,7 @@ impl SmallFiles {
             self.work(case, self.mount(lab)?.point())?;
         }
         // What is hot is repeated within each turn.
-        let turns = if case.begin == CacheState::Hot { lab.sizes.runs } else { lab.sizes.more() };
+        let turns = if case.begin == CacheState::Hot { lab.sizes.runs } else { lab.sizes.turns_when_noisy() };
         let sides = in_turn(turns, |side| {
             // A new mount for each turn: nothing of the last one is cached in it.
             let mount = (side == Side::Bdnfs).then(|| self.mount(lab)).transpose()?;

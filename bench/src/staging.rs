@@ -62,7 +62,7 @@ fn compare(lab: &BenchEnv, name: &str, bucket: &BenchBucket) -> Result<Rows> {
     let (mut first, mut again) = (TimesByClient::new(), TimesByClient::new());
     // No user would run one curl for each of many files.
     let curl = bucket.objects()?.len() <= 8;
-    for _ in 0..lab.sizes.more() {
+    for _ in 0..lab.sizes.turns_when_noisy() {
         interrupt::check()?;
         for client in &clients {
             let [cold, warm] = bucket.in_room(lab, |room| copied(lab, *client, bucket, room))?;
@@ -94,7 +94,7 @@ fn compare(lab: &BenchEnv, name: &str, bucket: &BenchBucket) -> Result<Rows> {
                 &format!("{who}, then sync"),
                 sides,
             )
-            .wanting(WANTED_RATIO)
+            .with_wanted(WANTED_RATIO)
         }));
     }
     let others = again.iter().filter(|(who, _)| **who != RESTAGE);

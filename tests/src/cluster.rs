@@ -84,7 +84,7 @@ impl TestCluster {
     }
 
     /// How often the content of the mirror was read, all of it.
-    pub fn reads(&self) -> f64 {
+    pub fn mirror_reads(&self) -> f64 {
         let is_blob = |path: &str| path.starts_with("/mirror/") && path.contains("/blobs/");
         let read = self.s3.requests.of(axum::http::Method::GET, is_blob).bytes;
         let objects = std::fs::read_dir(self.bucket()).expect("a bucket");
@@ -95,7 +95,7 @@ impl TestCluster {
     }
 
     /// Bytes that the mirror's link has carried to the nodes.
-    pub fn sent(&self) -> u64 {
+    pub fn mirror_bytes_sent(&self) -> u64 {
         self.store.sent()
     }
 
@@ -120,7 +120,7 @@ impl TestCluster {
     ///
     /// # Panics
     /// When it does not come up.
-    pub fn node_by(&self, seeds: &[String], machine: Machine, id: &str, rate: &str) -> ClusterHost {
+    pub fn node_with_seeds(&self, seeds: &[String], machine: Machine, id: &str, rate: &str) -> ClusterHost {
         self.configured("", seeds, machine, id, rate)
     }
 
@@ -208,7 +208,7 @@ impl ClusterHost {
     ///
     /// # Panics
     /// When that never comes.
-    pub fn knows(&self, count: usize) {
+    pub fn wait_for_members(&self, count: usize) {
         eventually(&format!("{count} nodes are known"), || {
             let cluster = self.agent().get("/v1/cluster").json();
             let members = cluster["members"].as_array().expect("a list");

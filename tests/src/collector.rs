@@ -66,13 +66,13 @@ impl TraceCollector {
     }
 
     /// Whether `text` occurs anywhere in what was sent to it.
-    pub fn holds(&self, text: &str) -> bool {
+    pub fn contains(&self, text: &str) -> bool {
         let taken = self.taken.lock();
         taken.bytes.windows(text.len()).any(|bytes| bytes == text.as_bytes())
     }
 
     /// The values of `Authorization` that came with it.
-    pub fn authorized(&self) -> Vec<String> {
+    pub fn authorization_values(&self) -> Vec<String> {
         self.taken.lock().authorized.clone()
     }
 }

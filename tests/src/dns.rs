@@ -25,7 +25,9 @@ impl Dns {
     /// # Panics
     /// When it can't be made.
     pub fn start(host: NetworkHost, addresses: &[Ipv4Addr]) -> Self {
-        let socket = inside(&host.path(), || UdpSocket::bind(host.at(53)).expect("the port of name servers"));
+        let socket = inside(&host.path(), || {
+            UdpSocket::bind(host.socket_address(53)).expect("the port of name servers")
+        });
         let home = TempDir::with_prefix("bdnfs-dns-").expect("a temporary directory");
         let line = format!("nameserver {}\noptions timeout:1 attempts:5\n", host.address);
         std::fs::write(home.path().join("resolv.conf"), line).expect("a file");

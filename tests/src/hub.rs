@@ -84,12 +84,12 @@ impl HubServer {
     }
 
     /// Sends all small files with this ETag, which is not their git id, as third-party servers of the API do.
-    pub fn etag(&self, etag: &str) {
+    pub fn set_small_file_etag(&self, etag: &str) {
         self.state.change(|hub| hub.etag = Some(etag.to_owned()));
     }
 
     /// Sets who may see a repository.
-    pub fn guard(&self, repository: &str, guard: RepositoryAccess) {
+    pub fn set_access(&self, repository: &str, guard: RepositoryAccess) {
         self.state.change(|hub| hub.repository(repository).guard = guard);
     }
 
@@ -110,22 +110,22 @@ impl HubServer {
     }
 
     /// The next `times` requests find the limit of `resource` used up for this many seconds.
-    pub fn limit(&self, resource: &str, seconds: u32, times: u32) {
+    pub fn limit_rate(&self, resource: &str, seconds: u32, times: u32) {
         self.state.change(|hub| hub.limit = (times, format!("\"{resource}\";r=0;t={seconds}")));
     }
 
     /// From now on small files are sent right away, without a redirect within the Hub.
-    pub fn direct(&self) {
+    pub fn serve_small_files_directly(&self) {
         self.state.change(|hub| hub.direct = true);
     }
 
     /// From now on the storage refuses all addresses that were signed before.
-    pub fn expire(&self) {
+    pub fn revoke_signed_urls(&self) {
         self.state.change(|hub| hub.epoch += 1);
     }
 
     /// From now on signed addresses say that they are good until this second since 1970.
-    pub fn expires(&self, at: u64) {
+    pub fn set_url_expiry(&self, at: u64) {
         self.state.change(|hub| hub.expires = at);
     }
 }

@@ -175,7 +175,7 @@ impl Kubelet {
 
     /// One call to publish a volume, whose folder is prepared before, and removed after a final error.
     pub fn publish(&self, volume: &PodVolume) -> Result<(), Status> {
-        let answer = self.ask_to_publish(volume);
+        let answer = self.call_publish(volume);
         if answer.as_ref().is_err_and(|status| !UNCERTAIN.contains(&status.code())) {
             // The real one removes the directory, and never asks again: so must nothing be there.
             let _ = fs::remove_dir(self.target(volume));
@@ -185,7 +185,7 @@ impl Kubelet {
     }
 
     /// One call to publish a volume, without what a kubelet does after an error.
-    pub fn ask_to_publish(&self, volume: &PodVolume) -> Result<(), Status> {
+    pub fn call_publish(&self, volume: &PodVolume) -> Result<(), Status> {
         let folder = self.folder(volume);
         fs::create_dir_all(&folder).expect("a directory");
         fs::write(folder.join("vol_data.json"), "{}").expect("written");

@@ -41,7 +41,7 @@ impl LargeBucket {
     /// The same, on a port of one's choice.
     pub fn on_port(count: u64, depth: usize, port: u16) -> Self {
         let app = Router::new().fallback(answer).with_state(Arc::new(LargeBucketShape { count, depth }));
-        Self { server: HttpServer::at(app, ReservedPort::take(port)) }
+        Self { server: HttpServer::on_port(app, ReservedPort::take(port)) }
     }
 }
 

@@ -105,7 +105,7 @@ impl NetworkHost {
     }
 
     /// `port` at its address.
-    pub fn at(&self, port: u16) -> SocketAddr {
+    pub fn socket_address(&self, port: u16) -> SocketAddr {
         SocketAddr::from((self.address, port))
     }
 
@@ -113,7 +113,7 @@ impl NetworkHost {
     ///
     /// # Panics
     /// When there is none.
-    pub fn plug(&self, is_in: bool) {
+    pub fn set_connected(&self, is_in: bool) {
         let state = if is_in { "up" } else { "down" };
         ip(&["-n", &self.switch, "link", "set", &self.port, state]);
     }

@@ -100,7 +100,7 @@ impl OpenApi {
     ///
     /// # Panics
     /// When one hasn't.
-    pub fn all_asked(&self) {
+    pub fn assert_all_requested(&self) {
         let paths = self.document["paths"].as_object().expect("paths");
         let operations = paths.iter().flat_map(|(path, operations)| {
             let methods = operations.as_object().expect("operations").keys();

@@ -61,7 +61,7 @@ impl TcpProxy {
     }
 
     /// Bytes that came back from the server so far.
-    pub fn passed(&self) -> u64 {
+    pub fn bytes_from_server(&self) -> u64 {
         self.passed.load(Ordering::Relaxed)
     }
 

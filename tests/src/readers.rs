@@ -74,7 +74,7 @@ impl ReaderProcesses {
     ///
     /// # Panics
     /// When one has ended, or never does.
-    pub fn go_on(&mut self) {
+    pub fn wait_for_progress(&mut self) {
         for reader in &mut self.all {
             // One turn may have been all but done.
             let (begin, _) = reader.progress();

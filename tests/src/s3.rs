@@ -61,7 +61,7 @@ impl S3Server {
             (keys.is_none(), Mutex::new(keys.map(|keys| (keys, None)).into_iter().collect()));
         let store = Arc::new(BucketStore { root: root.to_owned(), open, admitted, ..BucketStore::default() });
         let app = Router::new().fallback(serve).with_state(store.clone());
-        let server = HttpServer::at(requests.around(faults.around(app)), port);
+        let server = HttpServer::on_port(requests.around(faults.around(app)), port);
         Self { server, requests, faults, store }
     }
 

@@ -25,14 +25,14 @@ impl HttpServer {
     /// # Panics
     /// When the port is taken.
     pub fn start(app: Router, port: u16) -> Self {
-        Self::at(app, ReservedPort::take(port))
+        Self::on_port(app, ReservedPort::take(port))
     }
 
     /// Serves `app` on `port`.
     ///
     /// # Panics
     /// When the address is in use.
-    pub fn at(app: Router, port: ReservedPort) -> Self {
+    pub fn on_port(app: Router, port: ReservedPort) -> Self {
         let mut server = Self { app, port, runtime: None };
         server.resume();
         server
@@ -102,7 +102,7 @@ impl ReservedPort {
     /// # Panics
     /// When the port is in use.
     pub fn on(host: &NetworkHost, port: u16) -> Self {
-        Self::bind(host.at(port), Some(host.path()))
+        Self::bind(host.socket_address(port), Some(host.path()))
     }
 
     fn bind(address: SocketAddr, namespace: Option<PathBuf>) -> Self {

@@ -67,17 +67,17 @@ impl StsServer {
     }
 
     /// How long the keys are good that it gives from now on.
-    pub fn lasts(&self, lifetime: Duration) {
+    pub fn set_lifetime(&self, lifetime: Duration) {
         *self.state.lifetime.lock() = lifetime;
     }
 
     /// The web identity token that counts from now on.
-    pub fn expects(&self, token: &str) {
+    pub fn set_token(&self, token: &str) {
         *self.state.token.lock() = token.to_owned();
     }
 
     /// How many keys it has given.
-    pub fn given(&self) -> u64 {
+    pub fn issued_keys(&self) -> u64 {
         *self.state.given.lock()
     }
 }

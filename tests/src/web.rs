@@ -59,11 +59,11 @@ struct WebAccess {
 impl WebServer {
     /// Serves the files below `root`.
     pub fn start(root: &Path) -> Self {
-        Self::speaking(WebDialect::Full, root)
+        Self::with_dialect(WebDialect::Full, root)
     }
 
     /// Serves the files below `root` as another server would.
-    pub fn speaking(dialect: WebDialect, root: &Path) -> Self {
+    pub fn with_dialect(dialect: WebDialect, root: &Path) -> Self {
         let (requests, faults, guard) =
             (RequestCounter::default(), Faults::default(), Arc::<Mutex<WebAccess>>::default());
         let app = Router::new().fallback(serve).with_state((root.to_owned(), guard.clone()));
@@ -73,7 +73,7 @@ impl WebServer {
     }
 
     /// From now on only these values of `Authorization` are let in, each until its time.
-    pub fn admit(&self, admitted: &[(&str, Option<SystemTime>)]) {
+    pub fn accept_only(&self, admitted: &[(&str, Option<SystemTime>)]) {
         let admitted = admitted.iter().map(|(value, until)| ((*value).to_owned(), *until)).collect();
         self.guard.lock().admitted = Some(admitted);
     }

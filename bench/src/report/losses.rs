@@ -72,8 +72,8 @@ mod tests {
             pair("even", 96.0),
             pair("slow", 90.0),
             pair("slower", 40.0),
-            pair("not enough", 300.0).wanting(10.0),
-            pair("allowed", 96.0).wanting(0.85),
+            pair("not enough", 300.0).with_wanted(10.0),
+            pair("allowed", 96.0).with_wanted(0.85),
         ];
         let figure =
             |limit| Figure { limit: Some(limit), ..Figure::new("memory", MeasureUnit::Mebibytes, side(7.0)) };

@@ -73,7 +73,7 @@ impl Comparison {
     }
 
     /// The same, and the ratio that is to be reached.
-    pub fn wanting(self, wanted: f64) -> Self {
+    pub fn with_wanted(self, wanted: f64) -> Self {
         Self { wanted: Some(wanted), ..self }
     }
 
@@ -87,9 +87,9 @@ impl Comparison {
     /// The ratio in each turn.
     pub fn ratios(&self) -> Samples {
         if self.unit.is_cost() {
-            self.baseline.beside(&self.bdnfs)
+            self.baseline.ratios_to(&self.bdnfs)
         } else {
-            self.bdnfs.beside(&self.baseline)
+            self.bdnfs.ratios_to(&self.baseline)
         }
     }
 

@@ -57,7 +57,7 @@ fn mount_of_web_file_reads_it() {
 fn mount_of_web_file_without_ranges_is_fetched_once() {
     let root = TempDir::new().unwrap();
     let bytes = write_file(root.path(), "weights", 40_000_000);
-    let (web, machine) = (WebServer::speaking(WebDialect::PythonHttpServer, root.path()), Machine::new());
+    let (web, machine) = (WebServer::with_dialect(WebDialect::PythonHttpServer, root.path()), Machine::new());
     let point = machine.mount(web.url("weights"), "mnt");
     let (file, mut page) = (fs::File::open(point.join("weights")).unwrap(), vec![0; 100_000]);
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut page, 30_000_000).unwrap();

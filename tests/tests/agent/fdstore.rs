@@ -16,12 +16,12 @@ use rustix::net::{
 use rustix::process::{Signal, kill_process};
 
 /// Sends a packet.
-fn tell(link: &OwnedFd, packet: &str) {
+fn send_packet(link: &OwnedFd, packet: &str) {
     send(link, packet.as_bytes(), SendFlags::empty()).expect("sent");
 }
 
 /// Receives a packet.
-fn hear(link: &OwnedFd) -> String {
+fn receive_packet(link: &OwnedFd) -> String {
     let mut packet = vec![0; 4096];
     let (len, _) = recv(link.as_fd(), &mut packet[..], RecvFlags::empty()).expect("an answer");
     String::from_utf8(packet[..len].to_vec()).expect("text")
@@ -65,10 +65,10 @@ fn fdstore_met_by_a_newer_agent_keeps_mounts_for_the_next() {
     let link = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
     set_socket_timeout(&link, Timeout::Recv, Some(Duration::from_secs(60))).unwrap();
     connect(&link, &SocketAddrUnix::new(env.machine.cache().join("holder.sock")).unwrap()).unwrap();
-    tell(&link, r#"{"Hello":{"version":99,"hold":300,"name":"of a later time"}}"#);
-    assert_eq!(hear(&link), r#"{"Hello":{"version":1,"hold":300}}"#);
-    tell(&link, r#"{"Sing":{"id":7}}"#);
-    assert_eq!(hear(&link), r#""Unknown""#);
+    send_packet(&link, r#"{"Hello":{"version":99,"hold":300,"name":"of a later time"}}"#);
+    assert_eq!(receive_packet(&link), r#"{"Hello":{"version":1,"hold":300}}"#);
+    send_packet(&link, r#"{"Sing":{"id":7}}"#);
+    assert_eq!(receive_packet(&link), r#""Unknown""#);
     drop(link);
 
     // The same mount goes on: it was not made anew.

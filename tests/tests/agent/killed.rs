@@ -22,7 +22,7 @@ const USES: [&str; 6] = [
 ];
 
 /// A process that does `code` with the file at `path`, says so, and waits to be killed.
-fn user(path: &Path, code: &str) -> Child {
+fn spawn_user(path: &Path, code: &str) -> Child {
     let script =
         format!("import mmap, os, sys\npath = sys.argv[1]\n{code}\nprint(flush=True)\nsys.stdin.read()");
     let mut command = python(&script);
@@ -42,7 +42,7 @@ fn assert_killed_users_end(end: impl FnOnce(AgentProcess) -> Option<AgentProcess
     // One mount whose files the kernel opens by itself, and one where it asks.
     let [stateless, stateful] = ["small", "large"].map(|prefix| {
         let point = env.machine.mount(format!("s3://bucket/{prefix}"), prefix);
-        USES.map(|code| user(&point.join("file"), code))
+        USES.map(|code| spawn_user(&point.join("file"), code))
     });
     let agent = end(agent);
     for (mut user, code) in stateless.into_iter().chain(stateful).zip(USES.iter().cycle()) {

@@ -32,7 +32,7 @@ fn agent_api_answers_match_openapi() {
     cluster(&mut api, &agent);
     api.ask(&agent, "POST", "/v1/stop", "", "");
     agent.gone();
-    api.all_asked();
+    api.assert_all_requested();
 }
 
 fn source(machine: &Machine, name: &str) -> Value {

@@ -78,7 +78,7 @@ fn agent_without_mounts_stays_and_is_found() {
 }
 
 /// Mounts two trees, one of them staged, lets `end` end the agent, and finds all back with the network gone.
-fn comes_back(end: impl FnOnce(bdnfs_tests::agent::AgentProcess)) {
+fn assert_mounts_come_back(end: impl FnOnce(bdnfs_tests::agent::AgentProcess)) {
     let env = TestEnv::new();
     let large = env.put("large", 9 * MIB + 5);
     write_tree(&env.bucket());
@@ -109,12 +109,12 @@ fn comes_back(end: impl FnOnce(bdnfs_tests::agent::AgentProcess)) {
 
 #[test]
 fn agent_after_crash_restores_mounts_offline() {
-    comes_back(bdnfs_tests::agent::AgentProcess::crash);
+    assert_mounts_come_back(bdnfs_tests::agent::AgentProcess::crash);
 }
 
 #[test]
 fn agent_after_stop_restores_mounts_offline() {
-    comes_back(bdnfs_tests::agent::AgentProcess::stop);
+    assert_mounts_come_back(bdnfs_tests::agent::AgentProcess::stop);
 }
 
 #[test]

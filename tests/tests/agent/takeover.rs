@@ -30,7 +30,7 @@ fn stage(agent: &AgentProcess, id: u64) {
     assert_eq!(agent.ask("POST", &format!("/v1/mounts/{id}/stage"), "").code, 200, "{}", agent.log());
 }
 
-fn the_holder(machine: &Machine) -> Pid {
+fn fdstore_pid(machine: &Machine) -> Pid {
     let fdstores = machine.fdstores();
     assert_eq!(fdstores.len(), 1, "{fdstores:?}");
     fdstores[0]
@@ -58,7 +58,7 @@ fn rounds(rounds: u64, seed: u64) {
     let mut readers = ReaderProcesses::start(machine, &mounts, 6, seed);
     let (mut rng, mut agent) = (Rng(seed), Some(agent));
     for round in 0..rounds {
-        readers.go_on();
+        readers.wait_for_progress();
         let before = agent.take().expect("one");
         if round == rounds / 3 {
             stage(&before, 1);
@@ -76,7 +76,7 @@ fn rounds(rounds: u64, seed: u64) {
         std::thread::sleep(Duration::from_millis(rng.below(100)));
         agent = Some(machine.agent(""));
     }
-    readers.go_on();
+    readers.wait_for_progress();
     let agent = agent.expect("one");
     let path = "/v1/mounts/1/stage";
     eventually("all is local", || agent.get(path).json()["state"] == "done");
@@ -84,7 +84,7 @@ fn rounds(rounds: u64, seed: u64) {
     env.s3.requests.clear();
     agent.crash();
     let agent = machine.agent("");
-    readers.go_on();
+    readers.wait_for_progress();
     readers.end();
     drop_caches();
     assert_same_tree(&env.bucket(), &large);
@@ -123,7 +123,7 @@ fn cat(file: &Path) -> Child {
 }
 
 /// Waits until the process sleeps in a request to a file system.
-fn waits(child: &Child) {
+fn wait_until_blocked(child: &Child) {
     let wchan = format!("/proc/{}/wchan", child.id());
     eventually("a reader waits for the mount", || {
         fs::read_to_string(&wchan).is_ok_and(|at| at.contains("request_wait") || at.contains("folio"))
@@ -136,7 +136,7 @@ fn reader_waiting_for_agent_is_answered_by_the_next_agent() {
     env.proxy.set(FROZEN);
     // Under way when the agent dies, and asked when there is none.
     let under_way = cat(&file);
-    waits(&under_way);
+    wait_until_blocked(&under_way);
     agent.crash();
     let waiting = cat(&file);
     env.proxy.set(NetworkFault::default());
@@ -154,17 +154,17 @@ fn reader_waiting_for_agent_when_killed_ends() {
     let (env, agent, file, _) = one_file("");
     env.proxy.set(FROZEN);
     let under_way = cat(&file);
-    waits(&under_way);
+    wait_until_blocked(&under_way);
     agent.crash();
     let asking = cat(&file);
-    waits(&asking);
+    wait_until_blocked(&asking);
     for mut child in [under_way, asking] {
         child.kill().unwrap();
         wait_for_exit(&mut child, "a reader that was killed");
     }
     // Also when its request has been taken over and is under way once more.
     let taken_over = cat(&file);
-    waits(&taken_over);
+    wait_until_blocked(&taken_over);
     let agent = env.machine.agent("");
     agent.crash();
     let agent = env.machine.agent("");
@@ -193,7 +193,7 @@ fn reader_without_agent_after_the_takeover_timeout_fails() {
 fn fdstore_killed_is_replaced() {
     let (env, agent, file, bytes) = one_file("");
     let open = File::open(&file).unwrap();
-    let first = the_holder(&env.machine);
+    let first = fdstore_pid(&env.machine);
     kill_process(first, Signal::KILL).unwrap();
     eventually("there is another one", || env.machine.fdstores().iter().any(|pid| *pid != first));
     eventually("it has the mount", || agent.log().contains("another fd store has 1 of 1 mounts"));
@@ -209,12 +209,12 @@ fn fdstore_killed_is_replaced() {
 fn fdstore_frozen_delays_no_reader() {
     let (env, agent, file, bytes) = one_file("");
     assert_same(&bytes, &fs::read(&file).unwrap(), "file");
-    let stuck = the_holder(&env.machine);
+    let stuck = fdstore_pid(&env.machine);
     kill_process(stuck, Signal::STOP).unwrap();
     agent.crash();
     let agent = env.machine.agent("");
     assert_same(&bytes, &fs::read(&file).unwrap(), "mounted anew");
-    assert_ne!(the_holder(&env.machine), stuck);
+    assert_ne!(fdstore_pid(&env.machine), stuck);
     agent.stop();
 }
 
@@ -238,12 +238,12 @@ fn agent_started_after_fdstore_died_mounts_again() {
     let (env, agent, file, bytes) = one_file("");
     assert_same(&bytes, &fs::read(&file).unwrap(), "file");
     agent.crash();
-    the_holder(&env.machine);
+    fdstore_pid(&env.machine);
     env.machine.kill_fdstore();
     assert_eq!(fs::read(&file).unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
     let agent = env.machine.agent("");
     assert_same(&bytes, &fs::read(&file).unwrap(), "mounted anew");
-    the_holder(&env.machine);
+    fdstore_pid(&env.machine);
     agent.stop();
 }
 

@@ -11,7 +11,7 @@ use bdnfs_tests::test_env::TestEnv;
 const MIB: usize = 1 << 20;
 
 /// The way of one span up to where its trace begins, itself first.
-fn way(spans: &[CollectedSpan], from: &CollectedSpan) -> Vec<CollectedSpan> {
+fn span_path(spans: &[CollectedSpan], from: &CollectedSpan) -> Vec<CollectedSpan> {
     let mut way = vec![from.clone()];
     while let Some(parent) = spans.iter().find(|span| span.id == way[way.len() - 1].parent) {
         assert_eq!(parent.trace, from.trace);
@@ -21,9 +21,9 @@ fn way(spans: &[CollectedSpan], from: &CollectedSpan) -> Vec<CollectedSpan> {
 }
 
 /// The first way from a tier that was asked to a request of the kernel.
-fn from_tier(spans: &[CollectedSpan], tier: &str) -> Option<Vec<CollectedSpan>> {
+fn path_from_tier(spans: &[CollectedSpan], tier: &str) -> Option<Vec<CollectedSpan>> {
     let asked = spans.iter().filter(|span| span.name == "ask" && span.attributes["tier"] == tier);
-    asked.map(|span| way(spans, span)).find(|way| way[way.len() - 1].name == "request")
+    asked.map(|span| span_path(spans, span)).find(|way| way[way.len() - 1].name == "request")
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn read_traced_is_one_trace_from_kernel_to_tier() {
     // What is left is sent at the end.
     agent.end();
     let spans = collector.spans();
-    let way = from_tier(&spans, "origin").unwrap_or_else(|| panic!("no way from a tier: {spans:#?}"));
+    let way = path_from_tier(&spans, "origin").unwrap_or_else(|| panic!("no way from a tier: {spans:#?}"));
     let names: Vec<_> = way.iter().map(|span| span.name.as_str()).collect();
     assert_eq!(names, ["ask", "flight", "request"], "{way:#?}");
     let request = &way[2];
@@ -49,7 +49,7 @@ fn read_traced_is_one_trace_from_kernel_to_tier() {
     assert_eq!(request.resource["service.name"], "bdnfs");
     assert!(spans.iter().all(|span| span.events == 0));
     let keys = Keys::sample();
-    assert!(!collector.holds(&keys.secret) && !collector.holds(&keys.access));
+    assert!(!collector.contains(&keys.secret) && !collector.contains(&keys.access));
 }
 
 #[test]
@@ -65,10 +65,10 @@ fn agent_with_otlp_environment_exports_traces() {
     let point = machine.mount(&directory, "mnt");
     assert_eq!(fs::read(point.join("file")).unwrap(), vec![7; 2 * MIB]);
     machine.umount(&point);
-    eventually("the agent has sent what it had", || from_tier(&collector.spans(), "origin").is_some());
+    eventually("the agent has sent what it had", || path_from_tier(&collector.spans(), "origin").is_some());
     assert_eq!(collector.spans()[0].resource["service.name"], "weights");
-    assert_eq!(collector.authorized()[0], "Bearer let-me-in");
-    assert!(!collector.holds("let-me-in"));
+    assert_eq!(collector.authorization_values()[0], "Bearer let-me-in");
+    assert!(!collector.contains("let-me-in"));
 }
 
 #[test]

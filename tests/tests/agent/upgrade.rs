@@ -45,7 +45,7 @@ fn takeovers(downgrade: bool) {
     env.proxy.set(SLOW);
     let mut readers = ReaderProcesses::start(&env.machine, &mounts, 6, 3);
     for takeover in 1..=TAKEOVERS {
-        readers.go_on();
+        readers.wait_for_progress();
         match takeover {
             2 => assert_eq!(agent.ask("POST", "/v1/mounts/1/stage", "").code, 200),
             // The next fd store is of the same build as this agent.
@@ -65,13 +65,13 @@ fn takeovers(downgrade: bool) {
         env.machine.use_build(builds[takeover % 2].as_deref());
         agent = env.machine.agent("");
     }
-    readers.go_on();
+    readers.wait_for_progress();
     eventually("all is local", || agent.get("/v1/mounts/1/stage").json()["state"] == "done");
     env.s3.requests.clear();
     agent.crash();
     env.machine.use_build(builds[1].as_deref());
     let agent = env.machine.agent("");
-    readers.go_on();
+    readers.wait_for_progress();
     readers.end();
     drop_caches();
     assert_same_tree(&env.bucket(), &large);
@@ -133,7 +133,7 @@ fn peers_of_both_builds_share_what_they_read() {
     let mut nodes =
         [0, 1, 2, 3].map(|number| node(&cluster, &format!("n{}", number + 1), &builds[number % 2]));
     for takeover in 0..TAKEOVERS {
-        nodes.iter().for_each(|node| node.knows(nodes.len()));
+        nodes.iter().for_each(|node| node.wait_for_members(nodes.len()));
         cluster.s3.requests.clear();
         std::thread::scope(|scope| {
             for node in &nodes {
@@ -146,7 +146,7 @@ fn peers_of_both_builds_share_what_they_read() {
             }
         });
         // Without peers it is 4, and once all have everything it is 0.
-        let reads = cluster.reads();
+        let reads = cluster.mirror_reads();
         assert!(
             if takeover == 0 { (0.99..1.6).contains(&reads) } else { reads < 0.6 },
             "{takeover}: {reads} times"

@@ -16,12 +16,12 @@ const MIB: usize = 1 << 20;
 const DISK_BYTES: u64 = 1 << 30;
 
 /// How many cuts are made in the middle of something. More of them: CUTS=50 cargo nextest run -p bdnfs-tests -E 'test(power_loss::)'
-fn cuts() -> u32 {
+fn cut_count() -> u32 {
     std::env::var("CUTS").map_or(3, |cuts| cuts.parse().unwrap())
 }
 
 /// Cuts the power of `disk` while `command` runs, which takes about `whole`, or just after.
-fn cut_amid(disk: &LoopDisk, mut command: Command, whole: Duration, rng: &mut Rng) {
+fn cut_power_during(disk: &LoopDisk, mut command: Command, whole: Duration, rng: &mut Rng) {
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     sleep(whole * rng.below(120) as u32 / 100);
     disk.cut();
@@ -70,11 +70,11 @@ fn cache_cut_at_random_reads_no_wrong_byte() {
     let whole = begin.elapsed();
     machine.umount(&point);
     let mut rng = Rng(7);
-    for cut in 0..cuts() {
+    for cut in 0..cut_count() {
         if cut % 2 == 0 {
             fs::remove_dir_all(machine.cache()).unwrap();
         }
-        cut_amid(&disk, machine.command(&stage), whole, &mut rng);
+        cut_power_during(&disk, machine.command(&stage), whole, &mut rng);
         machine.reset();
         disk.restore();
         let ran = machine.run(&stage);
@@ -106,12 +106,12 @@ fn local_mirror_after_power_cut_is_whole() {
     assert!(output.contains("\"read\":0"), "nothing is read again: {output}");
 
     let mut rng = Rng(8);
-    for cut in 0..cuts() {
+    for cut in 0..cut_count() {
         if cut % 2 == 0 {
             fs::remove_dir_all(&mirror).unwrap();
         }
         write_file(&source, format!("new/{cut}"), 3 * MIB);
-        cut_amid(&disk, machine.command(&add), whole, &mut rng);
+        cut_power_during(&disk, machine.command(&add), whole, &mut rng);
         disk.restore();
         for command in [&add[..], &verify] {
             let ran = machine.run(command);

@@ -48,15 +48,15 @@ fn cluster_staging_at_once_reads_mirror_about_once() {
     let Some(cluster) = TestCluster::new("1gbit") else { return };
     cluster.publish(&OBJECTS);
     let nodes = ["n1", "n2", "n3", "n4"].map(|id| cluster.node(id, "1gbit", ""));
-    nodes.iter().for_each(|node| node.knows(4));
+    nodes.iter().for_each(|node| node.wait_for_members(4));
     stage(&nodes.each_ref(), &cluster);
-    let reads = cluster.reads();
+    let reads = cluster.mirror_reads();
     // Without peers it is 4. On a machine with more to do than it can, some request may wait in vain for a second.
     assert!((0.99..1.4).contains(&reads), "{reads} times");
     let late = cluster.node("n5", "1gbit", "");
-    late.knows(5);
+    late.wait_for_members(5);
     stage(&[&late], &cluster);
-    assert!(cluster.reads() - reads < 0.2, "{} times more", cluster.reads() - reads);
+    assert!(cluster.mirror_reads() - reads < 0.2, "{} times more", cluster.mirror_reads() - reads);
     assert_eq!(late.traffic()["origin"], 0);
 }
 
@@ -119,7 +119,7 @@ impl ForeignPeer {
             authority: at("ca/ca.pem".into()),
         };
         let host = cluster.network.host("1gbit");
-        let (runtime, address, seeds) = (host.runtime(), host.at(PORT), cluster.seeds().to_vec());
+        let (runtime, address, seeds) = (host.runtime(), host.socket_address(PORT), cluster.seeds().to_vec());
         let joining = runtime.spawn(async move {
             let identity = Identity::open(files).expect("a certificate");
             let listener = TcpListener::bind(address).await.expect("a port");
@@ -161,15 +161,15 @@ fn cluster_with_dead_frozen_and_lying_nodes_reads_right_bytes() {
     let full = cluster.node("full", "1gbit", "cache_size = \"8MiB\"");
     let lies = LyingPeer::with(&cluster, "large");
     let _liar = ForeignPeer::join(&cluster, "liar", PROTOCOL, Some(lies.clone()));
-    nodes.iter().chain([&full]).for_each(|node| node.knows(7));
+    nodes.iter().chain([&full]).for_each(|node| node.wait_for_members(7));
     let frozen = nodes[3].agent().pid();
     std::thread::scope(|scope| {
         let staging: Vec<_> = nodes.iter().map(|node| scope.spawn(|| node.stage())).collect();
         let no_room = scope.spawn(|| full.stage().1);
-        eventually("it is in the middle of it", || cluster.reads() > 0.2);
+        eventually("it is in the middle of it", || cluster.mirror_reads() > 0.2);
         kill_process(nodes[2].agent().pid(), Signal::KILL).expect("a process");
         kill_process(frozen, Signal::STOP).expect("a process");
-        nodes[4].host.plug(false);
+        nodes[4].host.set_connected(false);
         let mut staged = staging.into_iter();
         for staging in staged.by_ref().take(2) {
             let (point, ran) = staging.join().expect("no panic");
@@ -179,7 +179,7 @@ fn cluster_with_dead_frozen_and_lying_nodes_reads_right_bytes() {
         assert_ne!(no_room.join().expect("no panic").code, Some(0), "a cache of 8 MiB");
         // These are back before they have given up.
         kill_process(frozen, Signal::CONT).expect("a process");
-        nodes[4].host.plug(true);
+        nodes[4].host.set_connected(true);
         let died = staged.next().expect("it was staging").join().expect("no panic");
         assert_ne!(died.1.code, Some(0), "its agent was killed");
         for staging in staged {
@@ -208,7 +208,7 @@ fn cluster_with_foreign_and_empty_members_stages() {
     let _newer = ForeignPeer::join(&cluster, "newer", PROTOCOL + 1, Some(Arc::default()));
     // One that answers everything with 404, as if it knew no such path.
     let _empty = ForeignPeer::join(&cluster, "empty", PROTOCOL, None);
-    node.knows(3);
+    node.wait_for_members(3);
     stage(&[&node], &cluster);
     let asked = &node.agent().get("/v1/cluster").json()["asked"];
     assert!(asked["missed"].as_u64() > Some(0) && asked["bans"] == 0, "{asked}");
@@ -221,23 +221,23 @@ fn node_leaving_and_rejoining_keeps_reads_right() {
     let Some(cluster) = TestCluster::new("100mbit") else { return };
     cluster.publish(&OBJECTS);
     let mut nodes = ["n1", "n2", "n3"].map(|id| cluster.node(id, "1gbit", ""));
-    nodes.iter().for_each(|node| node.knows(3));
+    nodes.iter().for_each(|node| node.wait_for_members(3));
     let [n1, n2, n3] = nodes.each_mut();
     std::thread::scope(|scope| {
         let staging = scope.spawn(|| stage(&[n1, n2], &cluster));
         n3.mount();
-        eventually("it is in the middle of it", || cluster.reads() > 0.2);
+        eventually("it is in the middle of it", || cluster.mirror_reads() > 0.2);
         n3.agent.take().expect("it runs").end();
         staging.join().expect("no panic");
     });
-    let reads = cluster.reads();
+    let reads = cluster.mirror_reads();
     assert!((0.99..1.4).contains(&reads), "{reads} times");
     // As after an upgrade.
     n3.start();
-    nodes.iter().for_each(|node| node.knows(3));
+    nodes.iter().for_each(|node| node.wait_for_members(3));
     let point = nodes[2].machine.directory("mnt");
     assert_same_tree(&cluster.bucket(), &point);
-    assert!(cluster.reads() - reads < 0.3, "{} times more", cluster.reads() - reads);
+    assert!(cluster.mirror_reads() - reads < 0.3, "{} times more", cluster.mirror_reads() - reads);
 }
 
 /// What a headless service of Kubernetes is to those who look it up.
@@ -246,7 +246,7 @@ const SERVICE: &str = "bdnfs.models.svc.cluster.test:7531";
 /// Nodes that know nothing but the name of a service.
 fn nodes_of_a_service(cluster: &TestCluster, dns: &Dns, ids: &[&str]) -> Vec<ClusterHost> {
     let node = |id: &&str| {
-        cluster.node_by(&[SERVICE.into()], Machine::new().with_resolver(&dns.resolver()), id, "1gbit")
+        cluster.node_with_seeds(&[SERVICE.into()], Machine::new().with_resolver(&dns.resolver()), id, "1gbit")
     };
     ids.iter().map(node).collect()
 }
@@ -260,7 +260,7 @@ fn seeds_by_dns_name_find_all_nodes() {
     let next = [3, 2, 1, 40].map(|n| [a, b, c, last + n].into());
     let dns = Dns::start(host, &next);
     let nodes = nodes_of_a_service(&cluster, &dns, &["n1", "n2", "n3"]);
-    nodes.iter().for_each(|node| node.knows(3));
+    nodes.iter().for_each(|node| node.wait_for_members(3));
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn dns_seed_changed_is_resolved_again() {
     // One that is gone: neither knows of the other, nor could anybody tell them.
     let dns = Dns::start(host, &[[a, b, c, last + 40].into()]);
     let nodes = nodes_of_a_service(&cluster, &dns, &["n1", "n2"]);
-    nodes.iter().for_each(|node| node.knows(1));
+    nodes.iter().for_each(|node| node.wait_for_members(1));
     dns.set(&[1, 2].map(|n| [a, b, c, last + n].into()));
-    nodes.iter().for_each(|node| node.knows(2));
+    nodes.iter().for_each(|node| node.wait_for_members(2));
 }

@@ -142,10 +142,10 @@ impl Sim {
         let node = SimNode::new(self, member);
         // It hears of the others as they hear of it.
         for other in self.nodes() {
-            self.tell(&node, &other.id, GOSSIP_DELAY_MS, MemberEvent::Alive);
+            self.deliver(&node, &other.id, GOSSIP_DELAY_MS, MemberEvent::Alive);
         }
         self.nodes.lock().insert(id.clone(), node.clone());
-        self.spread(&id, GOSSIP_DELAY_MS, MemberEvent::Alive);
+        self.announce(&id, GOSSIP_DELAY_MS, MemberEvent::Alive);
         node
     }
 
@@ -153,7 +153,7 @@ impl Sim {
     pub fn kill(self: &Arc<Self>, node: &SimNode) {
         self.nodes.lock().remove(&node.id);
         node.end();
-        self.spread(&node.id, DEATH_NOTICE_MS, MemberEvent::Silence);
+        self.announce(&node.id, DEATH_NOTICE_MS, MemberEvent::Silence);
     }
 
     /// A node takes its leave, as `bdnfs agent` does on SIGTERM: it says so, and ends when it got no request
@@ -161,7 +161,7 @@ impl Sim {
     pub async fn retire(self: &Arc<Self>, node: &SimNode) {
         if let Some(own) = node.view.of(&node.id) {
             node.view.learn(Member { draining: true, holds: Vec::new(), ..(*own).clone() });
-            self.spread(&node.id, GOSSIP_DELAY_MS, MemberEvent::Alive);
+            self.announce(&node.id, GOSSIP_DELAY_MS, MemberEvent::Alive);
         }
         let mut quiet = 0;
         for _ in 0..100 {
@@ -178,17 +178,17 @@ impl Sim {
     pub async fn partition(self: &Arc<Self>, nodes: &[Arc<SimNode>], lasts: Duration) {
         self.partitioned.lock().extend(nodes.iter().map(|node| node.id.clone()));
         let before = self.providers();
-        self.across(DEATH_NOTICE_MS, MemberEvent::Silence);
+        self.announce_across(DEATH_NOTICE_MS, MemberEvent::Silence);
         sleep(lasts).await;
-        self.charge(&before);
+        self.count_due(&before);
         let beyond = std::mem::take(&mut *self.partitioned.lock());
         for id in &beyond {
-            self.spread(id, GOSSIP_DELAY_MS, MemberEvent::Alive);
+            self.announce(id, GOSSIP_DELAY_MS, MemberEvent::Alive);
         }
         for node in nodes {
             self.nodes()
                 .iter()
-                .for_each(|other| self.tell(node, &other.id, GOSSIP_DELAY_MS, MemberEvent::Alive));
+                .for_each(|other| self.deliver(node, &other.id, GOSSIP_DELAY_MS, MemberEvent::Alive));
         }
     }
 
@@ -210,7 +210,7 @@ impl Sim {
     }
 
     /// Counts what the two sides of a cut had to read since `before`, each by itself.
-    fn charge(&self, before: &[[Vec<bool>; 2]]) {
+    fn count_due(&self, before: &[[Vec<bool>; 2]]) {
         for (number, now) in self.providers().iter().enumerate() {
             for index in 0..BLOCKS_PER_BLOB as usize {
                 let had = |side: usize| before.get(number).is_some_and(|providers| providers[side][index]);
@@ -222,24 +222,24 @@ impl Sim {
     }
 
     /// Tells all nodes of those on the other side.
-    fn across(self: &Arc<Self>, delay: (u64, u64), sign: MemberEvent) {
+    fn announce_across(self: &Arc<Self>, delay: (u64, u64), sign: MemberEvent) {
         for node in self.nodes() {
             for other in self.nodes().iter().filter(|other| !self.reachable(&node.id, &other.id)) {
-                self.tell(&node, &other.id, delay, sign);
+                self.deliver(&node, &other.id, delay, sign);
             }
         }
     }
 
     /// Tells every node but `of` of it, each at its time.
-    fn spread(self: &Arc<Self>, of: &str, delay: (u64, u64), sign: MemberEvent) {
+    fn announce(self: &Arc<Self>, of: &str, delay: (u64, u64), sign: MemberEvent) {
         for node in self.nodes().into_iter().filter(|node| node.id != of) {
-            self.tell(&node, of, delay, sign);
+            self.deliver(&node, of, delay, sign);
         }
     }
 
     /// Has `node` hear of `other` after a while: how it is by then, or that nothing has been heard of it for so long, if it
     /// is out of reach by then.
-    fn tell(
+    fn deliver(
         self: &Arc<Self>,
         node: &Arc<SimNode>,
         other: &str,

@@ -63,7 +63,7 @@ fn hub_server_read_by_huggingface_hub_equals_the_mount() {
     hub.publish("datasets/org/data", "main", &rows);
     for (name, guard) in [("private", RepositoryAccess::Private), ("gated", RepositoryAccess::Gated)] {
         hub.publish(&format!("models/org/{name}"), "main", &files[..2]);
-        hub.guard(&format!("models/org/{name}"), guard);
+        hub.set_access(&format!("models/org/{name}"), guard);
     }
     hub.token(TOKEN, &["models/org/private"]);
 

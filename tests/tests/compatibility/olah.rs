@@ -53,7 +53,7 @@ fn olah_as_endpoint_mounts_repositories() {
     hub.publish("datasets/org/data", "main", &files[1..]);
     for (name, guard) in [("private", RepositoryAccess::Private), ("gated", RepositoryAccess::Gated)] {
         hub.publish(&format!("models/org/{name}"), "main", &files[1..]);
-        hub.guard(&format!("models/org/{name}"), guard);
+        hub.set_access(&format!("models/org/{name}"), guard);
     }
     hub.publish("models/org/pages", "main", &files);
     hub.token(TOKEN, &["models/org/private"]);

@@ -24,8 +24,8 @@ fn python() -> Command {
     Command::new(target().parent().unwrap().join("emulators/truss/bin/python3"))
 }
 
-/// What the installed truss says now.
-fn pushed() -> Value {
+/// What the installed truss pushes, in the form of the recording.
+fn pushed_by_installed_truss() -> Value {
     let out = run(python().arg("-c").arg(include_str!("truss_push.py")));
     serde_json::from_str(&out).unwrap()
 }
@@ -46,7 +46,7 @@ fn comparable(mut said: Value) -> Value {
 fn truss_installed_gives_the_recorded_verdicts() {
     let recorded =
         serde_json::from_str(include_str!("../../../src/weights/testdata/truss_push.json")).unwrap();
-    let (said, recorded) = (comparable(pushed()), comparable(recorded));
+    let (said, recorded) = (comparable(pushed_by_installed_truss()), comparable(recorded));
     assert_eq!(said["fields"], recorded["fields"], "the keys of its models: see docs/jobs.md");
     assert_eq!(said, recorded, "scripts/vectors records it anew");
 }
@@ -62,7 +62,7 @@ fn truss_installed_pushes_jobs_that_run() {
     let spec = machine.directory("specs").join("job.json");
     let [spec_name, secrets] = [&spec, &secrets].map(|path| path.to_str().unwrap());
     let mut count = 0;
-    for (name, body) in pushed()["run"].as_object().unwrap() {
+    for (name, body) in pushed_by_installed_truss()["run"].as_object().unwrap() {
         let inner = &body["training_job"];
         for document in [body.clone(), inner.clone(), json!({"name": "project", "job": inner})] {
             fs::write(&spec, document.to_string()).unwrap();

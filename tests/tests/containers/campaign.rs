@@ -129,12 +129,12 @@ fn campaign(count: u64, events: &[Event]) {
     let (mut readers, containers) = start(&node, &original, count);
     let mut stalls = BTreeMap::<_, Vec<_>>::new();
     for event in events {
-        readers.go_on();
+        readers.wait_for_progress();
         readers.stalls();
         // What the kernel has at hand needs no agent.
         drop_caches();
         happen(*event, &mut node);
-        readers.go_on();
+        readers.wait_for_progress();
         stalls.entry(format!("{event:?}")).or_default().extend(readers.stalls());
     }
     for (event, mut stalls) in stalls {

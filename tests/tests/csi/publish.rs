@@ -22,7 +22,7 @@ pub const MIB: usize = 1 << 20;
 pub const SHORT_DEADLINE: Duration = Duration::from_secs(4);
 
 /// What the agent knows of publications, and what is mounted of the node's.
-fn left(node: &KubernetesNode) -> (usize, usize) {
+fn remaining(node: &KubernetesNode) -> (usize, usize) {
     let listed = node.agent().get("/v1/publications").json();
     let own = node.env.machine.directory("");
     let mounts = mount_points().into_iter().filter(|point| point.starts_with(&own)).count();
@@ -45,7 +45,7 @@ fn volume_published_is_whole_and_read_only_and_unpublished_without_a_trace() {
     for _ in 0..2 {
         node.kubelet.unpublish(&volume).unwrap();
     }
-    assert_eq!(left(&node), (0, 0));
+    assert_eq!(remaining(&node), (0, 0));
     assert_eq!(node.kubelet.stats(&volume).unwrap_err().code(), Code::NotFound);
 }
 
@@ -101,7 +101,7 @@ fn pod_deleted_while_its_volume_is_staged_leaves_nothing() {
     let volume = node.volume("pod");
     assert_eq!(node.kubelet.publish(&volume).unwrap_err().code(), Code::Aborted);
     node.kubelet.unpublish(&volume).unwrap();
-    eventually("its base ends", || left(&node) == (0, 0));
+    eventually("its base ends", || remaining(&node) == (0, 0));
 }
 
 #[test]
@@ -111,13 +111,13 @@ fn pod_deleted_while_a_call_is_held_ends_the_call_and_leaves_nothing() {
     node.env.proxy.set(NetworkFault { rate: Some(100_000), ..NetworkFault::default() });
     let volume = node.volume("pod");
     std::thread::scope(|scope| {
-        let held = scope.spawn(|| node.kubelet.ask_to_publish(&volume));
-        eventually("it is staged", || left(&node).0 == 1);
+        let held = scope.spawn(|| node.kubelet.call_publish(&volume));
+        eventually("it is staged", || remaining(&node).0 == 1);
         node.kubelet.unpublish(&volume).unwrap();
         let error = held.join().unwrap().unwrap_err();
         assert_eq!(error.code(), Code::Aborted, "{error:?}");
     });
-    eventually("its base ends", || left(&node) == (0, 0));
+    eventually("its base ends", || remaining(&node) == (0, 0));
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn volume_with_a_permanent_failure_leaves_nothing_and_says_why() {
     ] {
         let error = node.kubelet.publish(&volume).unwrap_err();
         assert!(error.code() == code && !error.message().contains('\n'), "{code:?}: {error:?}");
-        assert_eq!(left(&node), (0, 0), "{error:?}");
+        assert_eq!(remaining(&node), (0, 0), "{error:?}");
     }
 }
 
@@ -174,7 +174,7 @@ fn target_that_shows_another_source_is_refused() {
     let mut other = volume.clone();
     other.context.insert("source".into(), "s3://bucket/one".into());
     // Asked past the kubelet, which would remove the directory.
-    let error = node.kubelet.ask_to_publish(&other).unwrap_err();
+    let error = node.kubelet.call_publish(&other).unwrap_err();
     assert_eq!(error.code(), Code::AlreadyExists, "{error:?}");
     assert!(is_mounted(&node.kubelet.target(&volume)));
     node.kubelet.unpublish(&volume).unwrap();
@@ -203,7 +203,7 @@ fn volume_outlives_a_killed_agent_and_driver() {
     assert_same(&bytes, &fs::read(path).unwrap(), "weights");
     assert_eq!(node.kubelet.stats(&volume).unwrap(), (3 * MIB as i64, 1, false));
     node.kubelet.unpublish(&volume).unwrap();
-    assert_eq!(left(&node), (0, 0));
+    assert_eq!(remaining(&node), (0, 0));
 }
 
 #[test]

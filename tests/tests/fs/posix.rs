@@ -13,7 +13,7 @@ use bdnfs_tests::tree::{
 use rustix::fs::{RawDir, SeekFrom, Timestamps, XattrFlags, seek, utimensat};
 use rustix::io::Errno;
 
-fn raw<T: std::fmt::Debug>(result: io::Result<T>) -> Option<Errno> {
+fn raw_errno<T: std::fmt::Debug>(result: io::Result<T>) -> Option<Errno> {
     result.err().and_then(|error| Errno::from_io_error(&error))
 }
 
@@ -28,21 +28,21 @@ fn write_calls_on_mount_fail_with_erofs() {
         Timestamps { last_access: rustix::fs::Timespec::default(), last_modification: Default::default() };
     let flags = rustix::fs::AtFlags::empty();
     let attempts: Vec<(&str, Option<Errno>)> = vec![
-        ("create", raw(File::create(&new))),
-        ("open to write", raw(OpenOptions::new().write(true).open(&old))),
-        ("open to append", raw(OpenOptions::new().append(true).open(&old))),
+        ("create", raw_errno(File::create(&new))),
+        ("open to write", raw_errno(OpenOptions::new().write(true).open(&old))),
+        ("open to append", raw_errno(OpenOptions::new().append(true).open(&old))),
         (
             "truncate",
             rustix::fs::open(&old, rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::TRUNC, 0.into()).err(),
         ),
-        ("rename", raw(fs::rename(&old, &new))),
-        ("unlink", raw(fs::remove_file(&old))),
-        ("mkdir", raw(fs::create_dir(&new))),
-        ("rmdir", raw(fs::remove_dir(&dir))),
-        ("chmod", raw(fs::set_permissions(&old, Permissions::from_mode(0o777)))),
-        ("chown", raw(std::os::unix::fs::chown(&old, Some(1), Some(1)))),
-        ("symlink", raw(symlink("to", &new))),
-        ("link", raw(fs::hard_link(&old, &new))),
+        ("rename", raw_errno(fs::rename(&old, &new))),
+        ("unlink", raw_errno(fs::remove_file(&old))),
+        ("mkdir", raw_errno(fs::create_dir(&new))),
+        ("rmdir", raw_errno(fs::remove_dir(&dir))),
+        ("chmod", raw_errno(fs::set_permissions(&old, Permissions::from_mode(0o777)))),
+        ("chown", raw_errno(std::os::unix::fs::chown(&old, Some(1), Some(1)))),
+        ("symlink", raw_errno(symlink("to", &new))),
+        ("link", raw_errno(fs::hard_link(&old, &new))),
         ("utimes", utimensat(rustix::fs::CWD, &old, &now, flags).err()),
         ("setxattr", rustix::fs::setxattr(&old, "user.mine", b"x", XattrFlags::empty()).err()),
         ("removexattr", rustix::fs::removexattr(&old, "user.bdnfs.source").err()),
@@ -59,11 +59,11 @@ fn missing_path_fails_as_on_ext4() {
     let source = machine.directory("source");
     write_tree(&source);
     let point = machine.mount(&source, "mnt");
-    assert_eq!(raw(File::open(point.join("nobody"))), Some(Errno::NOENT));
-    assert_eq!(raw(File::open(point.join("config.json/below"))), Some(Errno::NOTDIR));
-    assert_eq!(raw(File::open(point.join("n".repeat(256)))), Some(Errno::NAMETOOLONG));
-    assert_eq!(raw(fs::read_link(point.join("config.json"))), Some(Errno::INVAL));
-    assert_eq!(raw(fs::read(point.join("names"))), Some(Errno::ISDIR));
+    assert_eq!(raw_errno(File::open(point.join("nobody"))), Some(Errno::NOENT));
+    assert_eq!(raw_errno(File::open(point.join("config.json/below"))), Some(Errno::NOTDIR));
+    assert_eq!(raw_errno(File::open(point.join("n".repeat(256)))), Some(Errno::NAMETOOLONG));
+    assert_eq!(raw_errno(fs::read_link(point.join("config.json"))), Some(Errno::INVAL));
+    assert_eq!(raw_errno(fs::read(point.join("names"))), Some(Errno::ISDIR));
 }
 
 #[test]

@@ -23,7 +23,7 @@ const FILES: [(&str, usize); 4] =
     [("a", 5 * MIB + 1), ("b", 7 * MIB + 2), ("c", 3 * MIB + 3), ("config.json", 700)];
 
 /// The sizes of the blobs that are whole in a machine's cache.
-fn whole(machine: &Machine) -> BTreeSet<u64> {
+fn whole_blobs(machine: &Machine) -> BTreeSet<u64> {
     let shards = fs::read_dir(machine.cache().join("tenants/default/blobs")).into_iter().flatten().flatten();
     let blobs = shards.flat_map(|shard| fs::read_dir(shard.path()).into_iter().flatten().flatten());
     let is_whole = |name: &str| !name.ends_with(".part") && !name.ends_with(".map");
@@ -32,7 +32,7 @@ fn whole(machine: &Machine) -> BTreeSet<u64> {
 }
 
 /// Kills the agent of a job at a moment of `rng`, whatever that does then; the next agent brings it to its end.
-fn round(rng: &mut Rng) {
+fn kill_once(rng: &mut Rng) {
     let env = TestEnv::new();
     for (name, len) in FILES {
         env.put(&format!("model/{name}"), len);
@@ -48,7 +48,7 @@ fn round(rng: &mut Rng) {
     let file = spec(machine, "job.toml", &(toml(&[], &commands) + weights));
     let id = submitted(machine, &["--no-mirror", "--secrets", text(&secrets), text(&file)]);
     sleep(Duration::from_millis(rng.below(1500)));
-    let had = whole(machine);
+    let had = whole_blobs(machine);
     let gets = |name: &str| env.fetched(&format!("model/{name}")).requests;
     let before: Vec<_> = FILES.iter().map(|(name, _)| gets(name)).collect();
     let state = agent.get(&format!("/v1/jobs/{id}")).json()["state"].clone();
@@ -78,7 +78,7 @@ fn round(rng: &mut Rng) {
 fn job_running_when_agent_dies_completes() {
     let mut rng = Rng(1);
     for _ in 0..3 {
-        round(&mut rng);
+        kill_once(&mut rng);
     }
 }
 
@@ -88,7 +88,7 @@ fn jobs_under_a_hundred_agent_kills_complete() {
     let mut rng = Rng(100);
     for number in 0..100 {
         eprintln!("round {number}");
-        round(&mut rng);
+        kill_once(&mut rng);
     }
 }
 
@@ -108,7 +108,7 @@ fn submit_of(env: &TestEnv, agent: &AgentProcess, secrets: &Path, command: &str)
 }
 
 /// Waits until something has happened to a job whose text has these `words`.
-fn happens(agent: &AgentProcess, id: &str, words: &str) {
+fn wait_for_event(agent: &AgentProcess, id: &str, words: &str) {
     eventually(words, || {
         let job = agent.get(&format!("/v1/jobs/{id}")).json();
         assert!(job["ended"].is_null(), "{job:#}");
@@ -128,7 +128,7 @@ fn job_admitted_before_crash_keeps_its_admission() {
     let go = machine.directory("flags").join("go");
     let wait = format!("while [ ! -e {} ]; do sleep 0.02; done", text(&go));
     let staying = submit_of(&stays, &agent, &secrets, &wait);
-    happens(&agent, &staying, "its commands run");
+    wait_for_event(&agent, &staying, "its commands run");
     // The earlier job hears nothing of its source until the later one has its room, and is being staged.
     let (frozen, fair) = (NetworkFault { frozen: true, ..NetworkFault::default() }, NetworkFault::default());
     early.proxy.set(frozen);
@@ -141,7 +141,7 @@ fn job_admitted_before_crash_keeps_its_admission() {
     });
     late.proxy.set(frozen);
     early.proxy.set(fair);
-    happens(&agent, &first, "waits for room in the cache");
+    wait_for_event(&agent, &first, "waits for room in the cache");
     agent.crash();
     late.proxy.set(fair);
     let agent = machine.agent(config);
@@ -171,7 +171,7 @@ fn job_mounts_after_its_end_are_removed() {
     let agent = machine.agent(config);
     let go = machine.directory("flags").join("go");
     let id = submit_of(&env, &agent, &secrets, &format!("while [ ! -e {} ]; do sleep 0.02; done", text(&go)));
-    happens(&agent, &id, "its commands run");
+    wait_for_event(&agent, &id, "its commands run");
     let records =
         || fs::read_dir(machine.cache().join("state/mounts")).unwrap().map(|entry| entry.unwrap().path());
     let kept: Vec<_> = records().map(|path| (path.clone(), fs::read(path).unwrap())).collect();
@@ -206,7 +206,7 @@ fn sums(number: usize) -> String {
 
 /// Kills the agent again and again while it evicts for the sake of one job what it brought for another. Beside them one job
 /// runs all the time, and reads all of its source in each round.
-fn evicting(rounds: usize, seed: u64) {
+fn kill_while_evicting(rounds: usize, seed: u64) {
     let env = TestEnv::new();
     for (number, file) in (0..SOURCES).flat_map(|number| (0..SMALL_FILES.0).map(move |file| (number, file))) {
         env.put(&format!("s{number}/{number}-{file:02}"), SMALL_FILES.1);
@@ -275,7 +275,7 @@ fn evicting(rounds: usize, seed: u64) {
 #[test]
 #[ignore = "takes minutes; for a change of what is evicted: cargo nextest run --test jobs --run-ignored all killed_while_evicting"]
 fn agent_killed_while_evicting_keeps_what_is_leased() {
-    evicting(100, std::env::var("SEED").map_or(7, |seed| seed.parse().expect("a number")));
+    kill_while_evicting(100, std::env::var("SEED").map_or(7, |seed| seed.parse().expect("a number")));
 }
 
 #[test]

@@ -25,7 +25,7 @@ const SAVE_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// A job that writes checkpoints in each way that libraries have, over and over, and logs the hash of every state that it closes
 /// before it writes it: rewritten in place, mapped, renamed when it is whole, and the oldest deleted.
-fn restless(log: &Path, stop: &Path) -> String {
+fn restless_writer(log: &Path, stop: &Path) -> String {
     format!(
         "import hashlib, mmap, os, random, shutil, time
 os.chdir(os.environ['BT_CHECKPOINT_DIR'])
@@ -81,7 +81,7 @@ struct Witness {
 
 impl Witness {
     /// Makes sure that each file of all that is saved now is one that the job closed.
-    fn look(&mut self) {
+    fn check_saved(&mut self) {
         let hashes = fs::read_to_string(&self.log).unwrap_or_default();
         let hashes: BTreeSet<_> = hashes.lines().collect();
         let index = self.mirror.join("tenants/default/checkpoints/p").join(self.id);
@@ -101,7 +101,7 @@ fn killed(rounds: usize) {
     let logs = saving.machine.directory("log");
     let (log, stop) = (logs.join("hashes"), logs.join("stop"));
     let path = saving.machine.directory("specs").join("restless.py");
-    fs::write(&path, restless(&log, &stop)).unwrap();
+    fs::write(&path, restless_writer(&log, &stop)).unwrap();
     let mut rng = Rng(19);
     let number = saving.submit("restless", &format!("exec python3 {}", text(&path)));
     let mut witness = Witness { log, mirror: mirror(&saving.machine), id: "restless", seen: BTreeSet::new() };
@@ -116,12 +116,12 @@ fn killed(rounds: usize) {
             saving.machine.crash();
             saving.agent = start(&saving.machine);
         }
-        witness.look();
+        witness.check_saved();
     }
     fs::write(&stop, "").unwrap();
     let status = saving.ended(&number);
     assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
-    witness.look();
+    witness.check_saved();
     assert!(witness.seen.len() >= 3, "{status}");
     for (name, state, complete, _) in checkpoints(&status) {
         assert!(state == "skipped" || (state == "saved" && complete), "{name} is {state}: {status}");
@@ -151,7 +151,7 @@ fn job_killed_while_it_writes_saves_only_whole_files() {
         let logs = saving.machine.directory(id);
         let log = logs.join("hashes");
         let path = saving.machine.directory("specs").join("restless.py");
-        fs::write(&path, restless(&log, &logs.join("stop"))).unwrap();
+        fs::write(&path, restless_writer(&log, &logs.join("stop"))).unwrap();
         let number = saving.submit(id, &format!("exec python3 {}", text(&path)));
         let begin = Instant::now();
         eventually("one is saved", || {
@@ -164,7 +164,7 @@ fn job_killed_while_it_writes_saves_only_whole_files() {
         let status = saving.ended(&number);
         assert_eq!(status["state"], "TRAINING_JOB_FAILED", "{status}");
         let mut witness = Witness { log, mirror: mirror(&saving.machine), id, seen: BTreeSet::new() };
-        witness.look();
+        witness.check_saved();
         assert!(!witness.seen.is_empty());
     }
     saving.verify();

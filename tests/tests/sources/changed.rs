@@ -70,7 +70,7 @@ fn web_file_without_validators_changed_under_mount_is_read_in_one_state() {
     let bytes = write_file(root.path(), "model.safetensors", 64 * MIB);
     let sums = run(program("sha256sum").arg("model.safetensors").current_dir(root.path()));
     fs::write(root.path().join("SHA256SUMS"), sums).unwrap();
-    let web = WebServer::speaking(WebDialect::LighttpdWithoutMimeType, root.path());
+    let web = WebServer::with_dialect(WebDialect::LighttpdWithoutMimeType, root.path());
     let machine = Machine::new();
     let point = machine.mount(web.url("SHA256SUMS"), "mnt");
     let (path, mut page) = (point.join("model.safetensors"), vec![0; 4096]);

@@ -18,7 +18,7 @@ fn configuration_mounted_mounts_every_source() {
     let hub = HubServer::start();
     let model = content("model", 3 * MIB);
     hub.publish("models/meta-llama/Llama-2-7b", "main", &[("m.safetensors", &model), ("original/x", b"x")]);
-    hub.guard("models/meta-llama/Llama-2-7b", RepositoryAccess::Private);
+    hub.set_access("models/meta-llama/Llama-2-7b", RepositoryAccess::Private);
     hub.token(TOKEN, &["models/meta-llama/Llama-2-7b"]);
     let machine = Machine::new()
         .env("HF_ENDPOINT", hub.url())

@@ -149,7 +149,7 @@ fn hub_name_without_owner_prints_a_note() {
 fn hub_gated_repository_fails_with_a_hint() {
     let hub = HubServer::start();
     hub.publish("models/owner/repo", "main", &[("x", b"x")]);
-    hub.guard("models/owner/repo", RepositoryAccess::GatedContent);
+    hub.set_access("models/owner/repo", RepositoryAccess::GatedContent);
     let machine = machine(&hub);
     let point = machine.directory("mnt");
     let page = format!("accept its terms at {}/owner/repo", hub.url());
@@ -174,7 +174,7 @@ fn hub_gated_repository_fails_with_a_hint() {
 fn hub_mount_with_token_shows_no_secret() {
     let hub = HubServer::start();
     hub.publish("models/owner/repo", "main", &[("x", b"x"), ("w", &content("w", 2 * MIB))]);
-    hub.guard("models/owner/repo", RepositoryAccess::Private);
+    hub.set_access("models/owner/repo", RepositoryAccess::Private);
     hub.token(TOKEN, &["models/owner/repo"]);
     let machine = machine(&hub).env("HF_TOKEN", TOKEN);
     let point = machine.mount_with("hf://owner/repo", "mnt", &["--wait", "-vvv"]);

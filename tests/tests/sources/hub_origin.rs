@@ -83,7 +83,7 @@ async fn hub_origin_passes_the_tier_conformance() {
         let hub = HubServer::start();
         hub.publish("models/org/m", "main", &[("x", b"x")]);
         if direct {
-            hub.direct();
+            hub.serve_small_files_directly();
         }
         let origin = open(&hub, "hf://org/m", None).await.unwrap();
         conformance::suite(&OpenRepository { hub, origin }).await;
@@ -96,7 +96,7 @@ async fn hub_git_file_is_verified_by_its_git_id_whatever_its_etag() {
         let hub = HubServer::start();
         hub.publish("models/org/m", "main", &[("config.json", b"{\"a\": 1}")]);
         if direct {
-            hub.direct();
+            hub.serve_small_files_directly();
         }
         let origin = open(&hub, "hf://org/m", None).await.unwrap();
         let blob = pinned(&*origin, "config.json").await.unwrap();
@@ -107,7 +107,7 @@ async fn hub_git_file_is_verified_by_its_git_id_whatever_its_etag() {
         hub.faults.clear();
         assert_eq!(fetch(&*origin, &blob, 2..5).await.unwrap(), b"a\":"[..]);
 
-        hub.etag("0123-of-another-kind");
+        hub.set_small_file_etag("0123-of-another-kind");
         assert_eq!(fetch(&*origin, &blob, 0..blob.size).await.unwrap(), b"{\"a\": 1}"[..]);
         hub.faults.set(ServerFault::Garble);
         assert_eq!(fetch(&*origin, &blob, 2..5).await.unwrap_err().kind(), Kind::Changed);
@@ -210,7 +210,7 @@ async fn hub_refusal_of_each_kind_says_what_to_do() {
         ("models/org/gone", RepositoryAccess::Disabled),
     ] {
         hub.publish(name, "main", &[("x", b"x")]);
-        hub.guard(name, guard);
+        hub.set_access(name, guard);
     }
     hub.token(TOKEN, &[]);
     for (uri, token, kind, said) in [
@@ -262,11 +262,11 @@ async fn hub_signed_url_is_used_until_it_expires() {
     };
     reads().await;
     assert_eq!(resolved(), 1);
-    hub.expire();
+    hub.revoke_signed_urls();
     reads().await;
     assert_eq!(resolved(), 2, "once anew");
-    hub.expire();
-    hub.expires(1_000_000_000);
+    hub.revoke_signed_urls();
+    hub.set_url_expiry(1_000_000_000);
     reads().await;
     assert_eq!(resolved(), 5, "an address that has expired by its own words is not kept");
 
@@ -290,7 +290,7 @@ async fn hub_signed_url_is_used_until_it_expires() {
 #[tokio::test(flavor = "multi_thread")]
 async fn hub_origin_read_in_parallel_ranges_asks_the_hub_once_for_the_url() {
     let hub = HubServer::start();
-    hub.direct();
+    hub.serve_small_files_directly();
     let (large, small) = (content("w", LFS_THRESHOLD_BYTES), content("s", 500));
     hub.publish("models/org/m", "main", &[("w", &large), ("s", &small)]);
     let origin = &*open(&hub, "hf://org/m", None).await.unwrap();
@@ -304,7 +304,7 @@ async fn hub_origin_read_in_parallel_ranges_asks_the_hub_once_for_the_url() {
         hub.requests.gets(&format!("/{path}")).requests
     };
     assert_eq!(reads("w", &large).await, 1);
-    hub.expire();
+    hub.revoke_signed_urls();
     assert_eq!(reads("w", &large).await, 2, "one more after all of them were refused");
     // What the Hub sends itself takes one request for each range, and no other.
     assert_eq!(reads("s", &small).await, 16);
@@ -317,10 +317,10 @@ async fn hub_origin_on_rate_limit_waits_or_names_it() {
     hub.publish("models/org/m", "main", &[("x", b"x")]);
     let origin = open(&hub, "hf://org/m", None).await.unwrap();
     let blob = pinned(&*origin, "x").await.unwrap();
-    hub.limit("resolvers", 1, 1);
+    hub.limit_rate("resolvers", 1, 1);
     assert_eq!(fetch(&*origin, &blob, 0..1).await.unwrap(), "x");
 
-    hub.limit("resolvers", 57, 9);
+    hub.limit_rate("resolvers", 57, 9);
     let error = fetch(&*origin, &blob, 0..1).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Unavailable);
     assert!(error.to_string().contains("rate limit is used up; try again later, or set HF_TOKEN"), "{error}");
@@ -334,7 +334,7 @@ async fn hub_origin_on_rate_limit_waits_or_names_it() {
 async fn hub_repository_renamed_is_followed_with_token() {
     let hub = HubServer::start();
     hub.publish("models/new/gpt2", "main", &[("x", b"small"), ("w", &content("w", LFS_THRESHOLD_BYTES))]);
-    hub.guard("models/new/gpt2", RepositoryAccess::Private);
+    hub.set_access("models/new/gpt2", RepositoryAccess::Private);
     hub.token(TOKEN, &["models/new/gpt2"]);
     for old in ["org/m", "gpt2"] {
         hub.rename(&format!("models/{old}"), "models/new/gpt2");
@@ -367,7 +367,7 @@ async fn hub_requests_equal_the_recorded_client() {
         }
     }
     let hub = HubServer::start();
-    hub.direct();
+    hub.serve_small_files_directly();
     let large = content("model", LFS_THRESHOLD_BYTES);
     let files: [(&str, &[u8]); 4] =
         [("README.md", b"r"), ("config.json", b"c"), ("sub/blob.bin", b"b"), ("model.safetensors", &large)];

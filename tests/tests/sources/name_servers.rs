@@ -9,7 +9,7 @@ use bdnfs_tests::network::{NetworkHost, TestNetwork, inside};
 
 /// A name server at `host` that hears every question and answers none, for as long as this lives.
 fn silent(host: &NetworkHost) -> UdpSocket {
-    inside(&host.path(), || UdpSocket::bind(host.at(53)).expect("the port of name servers"))
+    inside(&host.path(), || UdpSocket::bind(host.socket_address(53)).expect("the port of name servers"))
 }
 
 /// A `resolv.conf` with these name servers, in this order, and nothing else.

@@ -85,7 +85,7 @@ impl OpenOrigin {
     }
 
     /// What is said while `fault` lasts, without the name of the file. Afterwards all is well again.
-    async fn said(&self, fault: &ServerFault) -> (Kind, String) {
+    async fn error_during(&self, fault: &ServerFault) -> (Kind, String) {
         self.faults.set(fault.clone());
         let error = self.read().await.expect_err("a fault");
         self.faults.clear();
@@ -99,7 +99,7 @@ impl OpenOrigin {
 type FaultCase = (ServerFault, [(Kind, &'static str); 3]);
 
 /// What all three say alike.
-fn alike(fault: ServerFault, kind: Kind, said: &'static str) -> FaultCase {
+fn same_for_all(fault: ServerFault, kind: Kind, said: &'static str) -> FaultCase {
     (fault, [(kind, said); 3])
 }
 
@@ -120,12 +120,12 @@ fn table() -> Vec<FaultCase> {
     let unfollowed = "the server answers 307 Temporary Redirect; the redirect is not followed";
     let plain = "the server's redirect is not followed: it leads to plain http";
     vec![
-        alike(
+        same_for_all(
             ServerFault::Status(StatusCode::INTERNAL_SERVER_ERROR, None),
             Kind::Unavailable,
             "the server answers 500 Internal Server Error",
         ),
-        alike(
+        same_for_all(
             ServerFault::Status(StatusCode::SERVICE_UNAVAILABLE, None),
             Kind::Unavailable,
             "the server answers 503 Service Unavailable",
@@ -144,13 +144,13 @@ fn table() -> Vec<FaultCase> {
                 (Kind::Changed, "the server answers 412 Precondition Failed"),
             ],
         ),
-        alike(ServerFault::Truncate(100), Kind::Unavailable, broke),
-        alike(
+        same_for_all(ServerFault::Truncate(100), Kind::Unavailable, broke),
+        same_for_all(
             ServerFault::WrongRange,
             Kind::Corrupt,
             "the server sends another part of the file than was asked for",
         ),
-        alike(
+        same_for_all(
             ServerFault::IgnoreRange,
             Kind::Unsupported,
             "the server ignores Range and sends whole files only",
@@ -180,11 +180,16 @@ async fn origin_with_each_fault_names_it() {
     let attempts = all.iter().enumerate().map(|(source, opened)| async move {
         for (fault, said) in table() {
             let (kind, text) = said[source];
-            assert_eq!(opened.said(&fault).await, (kind, text.to_owned()), "{} {fault:?}", opened.what);
+            assert_eq!(
+                opened.error_during(&fault).await,
+                (kind, text.to_owned()),
+                "{} {fault:?}",
+                opened.what
+            );
         }
         let again = "the server's redirect is not followed: there are more than 10 redirects";
         if source > 0 {
-            assert_eq!(opened.said(&ServerFault::Redirect(opened.url.clone())).await.1, again);
+            assert_eq!(opened.error_during(&ServerFault::Redirect(opened.url.clone())).await.1, again);
         }
     });
     join_all(attempts).await;

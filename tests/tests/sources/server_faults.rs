@@ -31,7 +31,7 @@ fn server_restarted_in_mid_read_delivers_right_bytes() {
     env.proxy.set(NetworkFault { rate: Some(16 << 20), ..NetworkFault::default() });
     let reader = thread::spawn(move || fs::read(point.join("large")));
     for quarter in 1..4 {
-        eventually("some of it has passed", || env.proxy.passed() > (quarter * 8) << 20);
+        eventually("some of it has passed", || env.proxy.bytes_from_server() > (quarter * 8) << 20);
         env.s3.server.stop();
         sleep(Duration::from_millis(700));
         env.s3.server.resume();
@@ -50,7 +50,7 @@ fn server_faulty_for_a_while_delivers_right_bytes() {
         ServerFault::Status(StatusCode::TOO_MANY_REQUESTS, Some(1)),
         ServerFault::Status(StatusCode::INTERNAL_SERVER_ERROR, None),
     ];
-    at_once(faults, |fault| {
+    in_parallel(faults, |fault| {
         let env = TestEnv::new();
         let bytes = env.put("file", 3 * MIB + 9);
         let point = env.machine.mount("s3://bucket", "mnt");
@@ -68,11 +68,11 @@ fn s3_object_always_faulty_is_an_error() {
         ServerFault::Truncate(1000),
         ServerFault::Status(StatusCode::FORBIDDEN, None),
     ];
-    at_once(faults, |fault| {
+    in_parallel(faults, |fault| {
         let env = TestEnv::new();
         let bytes = env.put("file", 3 * MIB + 9);
         let point = env.machine.mount("s3://bucket", "mnt");
-        never_wrong(&env.s3.faults, fault, &bytes, &point.join("file"));
+        assert_no_wrong_bytes(&env.s3.faults, fault, &bytes, &point.join("file"));
     });
 }
 
@@ -86,17 +86,17 @@ fn web_file_always_faulty_is_an_error() {
         ServerFault::Status(StatusCode::FORBIDDEN, None),
         ServerFault::Redirect("http://127.0.0.1:1".into()),
     ];
-    at_once(faults, |fault| {
+    in_parallel(faults, |fault| {
         let root = TempDir::new().unwrap();
         let bytes = write_file(root.path(), "file", 3 * MIB + 9);
         let (web, machine) = (WebServer::start(root.path()), Machine::new());
         let point = machine.mount(web.url("file"), "mnt");
-        never_wrong(&web.faults, fault, &bytes, &point.join("file"));
+        assert_no_wrong_bytes(&web.faults, fault, &bytes, &point.join("file"));
     });
 }
 
 /// Tries each fault in a thread of its own: some take as long as the deadline.
-fn at_once(faults: impl IntoIterator<Item = ServerFault>, attempt: fn(ServerFault)) {
+fn in_parallel(faults: impl IntoIterator<Item = ServerFault>, attempt: fn(ServerFault)) {
     let threads: Vec<_> = faults.into_iter().map(|fault| thread::spawn(move || attempt(fault))).collect();
     for thread in threads {
         thread.join().unwrap();
@@ -104,7 +104,7 @@ fn at_once(faults: impl IntoIterator<Item = ServerFault>, attempt: fn(ServerFaul
 }
 
 /// Reads from a server that always meets `fault`, and once more from one that has recovered.
-fn never_wrong(faults: &Faults, fault: ServerFault, bytes: &[u8], path: &Path) {
+fn assert_no_wrong_bytes(faults: &Faults, fault: ServerFault, bytes: &[u8], path: &Path) {
     faults.set(fault.clone());
     let (reader, mut read) = (File::open(path).unwrap(), vec![0; 100_000]);
     let (read, result) = with_timeout(STUCK_TIMEOUT, move || {
@@ -149,7 +149,7 @@ fn connections_cut_again_and_again_deliver_all_bytes() {
 
 #[test]
 fn connection_that_drips_is_replaced() {
-    at_once([ServerFault::Drip(5), ServerFault::Drip(20_000)], |fault| {
+    in_parallel([ServerFault::Drip(5), ServerFault::Drip(20_000)], |fault| {
         let env = TestEnv::new();
         let bytes = env.put("file", 40 * MIB);
         for stage in [false, true] {
@@ -191,7 +191,7 @@ fn bad_response_is_retried() {
         ServerFault::Page,
         ServerFault::Redirect("file:///etc/passwd?".into()),
     ];
-    at_once(faults, |fault| {
+    in_parallel(faults, |fault| {
         let env = TestEnv::new();
         let bytes = env.put("file", 3 * MIB + 9);
         let web = WebServer::start(&env.bucket());

@@ -143,7 +143,7 @@ impl SimNode {
             async move {
                 while let Some(index) = absent(&held).filter(|_| self.is_alive()) {
                     held.ladder.await_stable_membership(&held.blob).await;
-                    if let Some(flight) = held.board(self, None, index) {
+                    if let Some(flight) = held.join_or_start(self, None, index) {
                         flight.stored().await.ok();
                     }
                 }
@@ -191,7 +191,7 @@ impl SimNode {
 
 impl SimContent {
     /// As `Content` does it.
-    fn board(
+    fn join_or_start(
         self: &Arc<Self>,
         node: &Arc<SimNode>,
         asked: Option<FetchScope>,
@@ -272,7 +272,8 @@ impl BlockProvider for SimPeerService {
             let Some(held) = known.or_else(|| sim.find(request.blob).map(|blob| node.held(&blob))) else {
                 return Ok(None);
             };
-            let boarded: Vec<_> = blocks.map(|index| (index, board_direct(&held, &node, index))).collect();
+            let boarded: Vec<_> =
+                blocks.map(|index| (index, join_or_start_direct(&held, &node, index))).collect();
             let body = stream::iter(boarded).then(move |(index, flight)| {
                 let (page, held, node) = (sim.page.clone(), held.clone(), node.clone());
                 async move {
@@ -294,6 +295,10 @@ impl BlockProvider for SimPeerService {
     }
 }
 
-fn board_direct(held: &Arc<SimContent>, node: &Arc<SimNode>, index: u64) -> Option<Arc<Flight>> {
-    if held.present.lock()[index as usize] { None } else { held.board(node, Some(FetchScope::Direct), index) }
+fn join_or_start_direct(held: &Arc<SimContent>, node: &Arc<SimNode>, index: u64) -> Option<Arc<Flight>> {
+    if held.present.lock()[index as usize] {
+        None
+    } else {
+        held.join_or_start(node, Some(FetchScope::Direct), index)
+    }
 }

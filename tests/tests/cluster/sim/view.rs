@@ -64,7 +64,7 @@ impl Membership for SimView {
         if let Some(own) = self.of(me).filter(|own| !own.draining) {
             let member = Member { holds, ..(*own).clone() };
             self.learn(member);
-            sim.spread(me, GOSSIP_DELAY_MS, MemberEvent::Alive);
+            sim.announce(me, GOSSIP_DELAY_MS, MemberEvent::Alive);
         }
     }
 }

@@ -14,7 +14,12 @@ use tempfile::TempDir;
 use super::{GuardedBucket, MIB, TOKEN, json};
 
 /// Puts a secret into each kind of store in turn, and has `attempt` run with the options that lead there.
-fn kept(machine: Machine, name: &str, secret: &str, mut attempt: impl FnMut(&Machine, &[&str])) -> Machine {
+fn with_each_store(
+    machine: Machine,
+    name: &str,
+    secret: &str,
+    mut attempt: impl FnMut(&Machine, &[&str]),
+) -> Machine {
     let directory = machine.directory("secrets");
     fs::write(directory.join(name), secret).unwrap();
     let path = directory.display().to_string();
@@ -36,7 +41,7 @@ fn secret_by_name_for_s3_services_mounts() {
     write_file(&root.path().join("bucket"), "model/w", 3 * MIB);
     let secret = json(&Keys::sample(), &s3.server.url());
     let mut number = 0;
-    let machine = kept(machine, "aws-key", &secret, |machine, options| {
+    let machine = with_each_store(machine, "aws-key", &secret, |machine, options| {
         for uri in ["s3://bucket/model", "r2://acct.bucket/model", "cw://bucket/model"] {
             let options = [options, &["--bucket-style", "path"]].concat();
             let ls = machine.run(&[&["ls", uri][..], &options].concat()).succeeds();
@@ -73,10 +78,10 @@ fn credentials_file_without_region_for_r2_and_cw_lists() {
 fn secret_by_name_for_hub_lists() {
     let hub = HubServer::start();
     hub.publish("models/o/r", "main", &[("x", b"weights")]);
-    hub.guard("models/o/r", RepositoryAccess::Private);
+    hub.set_access("models/o/r", RepositoryAccess::Private);
     hub.token(TOKEN, &["models/o/r"]);
     let machine = Machine::new().env("HF_ENDPOINT", hub.url()).env("HF_TOKEN", "hf_ofAnotherAccount");
-    let machine = kept(machine, "hf_access_token", &format!("{TOKEN}\n"), |machine, options| {
+    let machine = with_each_store(machine, "hf_access_token", &format!("{TOKEN}\n"), |machine, options| {
         let ls = machine.run(&[&["ls", "hf://o/r"][..], options].concat()).succeeds();
         assert!(ls.contains(" x\n"), "{ls}");
     });
@@ -102,8 +107,8 @@ fn secret_by_name_for_web_server_is_not_sent_after_redirect() {
         ("user:pass word", "Basic dXNlcjpwYXNzIHdvcmQ=".to_owned()),
         (r#"{"username": "user", "password": "pass word"}"#, "Basic dXNlcjpwYXNzIHdvcmQ=".to_owned()),
     ] {
-        web.admit(&[(&value, None)]);
-        let fresh = kept(Machine::new(), "web", secret, |machine, options| {
+        web.accept_only(&[(&value, None)]);
+        let fresh = with_each_store(Machine::new(), "web", secret, |machine, options| {
             let ls = machine.run(&[&["ls", &web.url("w")][..], options].concat()).succeeds();
             assert!(ls.contains("2097152"), "{ls}");
         });
@@ -116,7 +121,7 @@ fn secret_by_name_for_web_server_is_not_sent_after_redirect() {
     }
     // Where it leads to, nobody is told who asks.
     let machine = machine.env("BDNFS_SECRET_WEB", TOKEN);
-    web.admit(&[(&format!("Bearer {TOKEN}"), None)]);
+    web.accept_only(&[(&format!("Bearer {TOKEN}"), None)]);
     let point = machine.mount_with(web.url("w"), "mnt", &["--secret", "web"]);
     web.faults.set(ServerFault::Redirect(other.server.url()));
     // Both servers have the same file, as two hosts of one site would.

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use super::{GuardedBucket, MIB, TOKEN, json};
 
 /// All processes that came of `pid`, itself included.
-fn family(pid: i32) -> Vec<i32> {
+fn descendants(pid: i32) -> Vec<i32> {
     let mut all = vec![pid];
     let mut next = 0;
     while let Some(parent) = all.get(next).copied() {
@@ -36,7 +36,7 @@ fn secrets_in_use_are_in_no_output_process_or_file() {
     let root = TempDir::new().unwrap();
     write_file(root.path(), "w", MIB);
     let web = WebServer::start(root.path());
-    web.admit(&[(&format!("Bearer {TOKEN}"), None)]);
+    web.accept_only(&[(&format!("Bearer {TOKEN}"), None)]);
     let (s3, keys) = (guarded.s3.server.url(), Keys::sample());
     let machine = Machine::new()
         .env("AWS_ENDPOINT_URL", &s3)
@@ -62,7 +62,7 @@ fn secrets_in_use_are_in_no_output_process_or_file() {
     assert_eq!(agents.len(), 1);
     let planted = [TOKEN, &keys.secret, STS_SECRET];
     let holds = |text: &[u8]| planted.iter().find(|secret| String::from_utf8_lossy(text).contains(**secret));
-    for pid in agents.into_iter().flat_map(family) {
+    for pid in agents.into_iter().flat_map(descendants) {
         for what in ["cmdline", "environ"] {
             let text = fs::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
             assert_eq!(holds(&text), None, "the {what} of {pid}");
@@ -70,7 +70,7 @@ fn secrets_in_use_are_in_no_output_process_or_file() {
     }
     // Whatever is refused is told without them.
     guarded.s3.allowed_keys().revoke_all();
-    web.admit(&[]);
+    web.accept_only(&[]);
     sts.server.url();
     for line in [
         &["ls", "s3://bucket", "--secret", "aws", "-vvv"][..],

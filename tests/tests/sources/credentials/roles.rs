@@ -26,12 +26,12 @@ fn role_with_web_identity_renews_keys_once() {
         .env("AWS_WEB_IDENTITY_TOKEN_FILE", &token);
     // Only who signs with a key of the token service is let in.
     guarded.s3.allowed_keys().revoke_all();
-    sts.lasts(Duration::from_secs(2));
+    sts.set_lifetime(Duration::from_secs(2));
     let oidc = ["--auth", "AWS_OIDC", "--role", "arn:aws:iam::1:role/r"];
     let point = machine.mount_with("s3://bucket", "mnt", &oidc);
     let mounted = SystemTime::now();
-    sts.lasts(Duration::from_secs(3600));
-    let given = sts.given();
+    sts.set_lifetime(Duration::from_secs(3600));
+    let given = sts.issued_keys();
     eventually("the key's end", || SystemTime::now() > mounted + Duration::from_secs(2));
     let readers: Vec<_> = (0..8)
         .map(|part| {
@@ -47,13 +47,13 @@ fn role_with_web_identity_renews_keys_once() {
         let (at, page) = reader.join().unwrap();
         assert_same(&bytes[at..at + 4096], &page, "what was read after the key's end");
     }
-    assert_eq!(sts.given(), given + 1, "one key for all who read at once");
+    assert_eq!(sts.issued_keys(), given + 1, "one key for all who read at once");
     machine.umount(&point);
 
     // The machine's own chain ends the same way.
     let chain = machine.env("AWS_ROLE_ARN", "arn:aws:iam::1:role/r");
     assert!(chain.run(&["ls", "s3://bucket"]).succeeds().contains(" w\n"));
-    sts.expects("another");
+    sts.set_token("another");
     let line = chain.run(&[&["ls", "s3://bucket"][..], &oidc].concat()).fails(&[]);
     let said = format!(
         "bdnfs: s3://bucket: cannot assume the role arn:aws:iam::1:role/r at {}: the server answers 400 Bad Request, \

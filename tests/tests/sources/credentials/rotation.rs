@@ -78,7 +78,7 @@ fn token_expired_is_renewed_or_named() {
     let secrets = SecretVolume(machine.directory("secrets"));
     let end = after(2);
     let first = jwt(end);
-    web.admit(&[(&format!("Bearer {first}"), None)]);
+    web.accept_only(&[(&format!("Bearer {first}"), None)]);
     secrets.replace("..1", "web", &first);
     let path = secrets.0.display().to_string();
     let options = ["--secrets", &path, "--secret", "web"];
@@ -89,7 +89,7 @@ fn token_expired_is_renewed_or_named() {
 
     eventually("the token's end", || SystemTime::now() > end);
     let second = jwt(after(3600));
-    web.admit(&[(&format!("Bearer {first}"), Some(end)), (&format!("Bearer {second}"), None)]);
+    web.accept_only(&[(&format!("Bearer {first}"), Some(end)), (&format!("Bearer {second}"), None)]);
     let refused = reader.read_exact_at(&mut page, 36 * MIB as u64).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EACCES), "{refused}");
     let line = machine.run(&[&["ls", &web.url("w")][..], &options].concat()).fails(&[]);
