@@ -69,9 +69,9 @@ pub struct MirrorConfig {
 /// The outcome of a mirroring run.
 #[derive(Clone, Debug)]
 pub struct MirrorOutcome {
-    /// The mirrored snapshot.
-    pub found: Ref,
-    /// Whether that is new.
+    /// The ref that the source is mirrored as now.
+    pub latest_ref: Ref,
+    /// Whether this run made it.
     pub new: bool,
     /// Notes on the listing, for users.
     pub notes: ListingNotes,
@@ -222,13 +222,13 @@ impl MirrorRun<'_> {
         if self.source.succession != Succession::OneWriter {
             return Ok(at);
         }
-        let latest = self.mirror.latest(&self.source.key()).await?.found.ok().flatten();
+        let latest = self.mirror.latest(&self.source.key()).await?.content.ok().flatten();
         Ok(latest.map_or(at, |latest| at.max(latest.listed + TimeDelta::nanoseconds(1))))
     }
 
-    fn outcome(&self, found: Ref, new: bool, notes: ListingNotes, repaired: Repairs) -> MirrorOutcome {
+    fn outcome(&self, latest_ref: Ref, new: bool, notes: ListingNotes, repaired: Repairs) -> MirrorOutcome {
         let (read, written) = (self.progress.read.load(Relaxed), self.progress.written.load(Relaxed));
-        MirrorOutcome { found, new, notes, repaired, read, written }
+        MirrorOutcome { latest_ref, new, notes, repaired, read, written }
     }
 
     async fn list(&self) -> Result<OriginListing> {
@@ -246,10 +246,9 @@ impl MirrorRun<'_> {
         Ok(OriginListing { manifest, digest, at, began, notes })
     }
 
-    /// The present ref of the source, if it is just what was listed and complete. What is wrong with it goes
-    /// to `faults`.
+    /// The latest ref of the source, if it is complete and of the same listing. Its faults go to `faults`.
     async fn find_unchanged(&self, listed: &OriginListing, faults: &mut Repairs) -> Result<Option<Ref>> {
-        let found = match self.mirror.latest(&self.source.key()).await?.found {
+        let found = match self.mirror.latest(&self.source.key()).await?.content {
             Ok(Some(found)) if !found.removed && found.listing == listed.digest => found,
             _ => return Ok(None),
         };
@@ -260,7 +259,7 @@ impl MirrorRun<'_> {
 
     /// The snapshot that the source is mirrored as now, if any.
     async fn previous_snapshot(&self) -> Option<PreviousSnapshot> {
-        let found = self.mirror.latest(&self.source.key()).await.ok()?.found.ok()??;
+        let found = self.mirror.latest(&self.source.key()).await.ok()?.content.ok()??;
         let manifest = self.mirror.manifest(&found.manifest).await.ok()??;
         let mirror = ladder(Arc::new(self.mirror.clone()));
         Some(PreviousSnapshot::new(manifest, mirror))

@@ -59,7 +59,7 @@ const BDNFS_WEIGHTS_KEYS: [&str; 8] = [
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
     /// Whether it is a configuration of bdnfs itself, in which `file://` is a source, files can be made executable and trees have layouts: not for Truss.
-    pub local: bool,
+    pub bdnfs_schema: bool,
     /// Whether an unknown key is just a warning, and not a reject as it is to `truss push`.
     pub lenient: bool,
 }
@@ -151,7 +151,11 @@ fn check_other_keys(document: &Fields<'_>, weights: bool, found: &mut Diagnostic
 fn read_source(item: &Value, place: DocumentPath, rules: Rules, found: &mut Diagnostics) -> Option<Accepted> {
     let before = found.rejects();
     let fields = Fields::of(item, place, found)?;
-    fields.unknown(if rules.local { &BDNFS_WEIGHTS_KEYS } else { &WEIGHTS_KEYS }, !rules.lenient, found);
+    fields.unknown(
+        if rules.bdnfs_schema { &BDNFS_WEIGHTS_KEYS } else { &WEIGHTS_KEYS },
+        !rules.lenient,
+        found,
+    );
     let uri = fields.required(SOURCE_KEY, found);
     let uri = uri.and_then(|text| location::read(text, &fields.place.key(SOURCE_KEY), rules, found));
     let mount = fields.required(MOUNT_KEY, found);
@@ -159,13 +163,13 @@ fn read_source(item: &Value, place: DocumentPath, rules: Rules, found: &mut Diag
     let auth = read_auth(&fields, rules, found);
     let allow_patterns = fields.strings(ALLOW_KEY, found);
     let ignore_patterns = fields.strings(IGNORE_KEY, found);
-    let executable_patterns = rules.local.then(|| fields.strings(EXECUTABLE_KEY, found)).flatten();
+    let executable_patterns = rules.bdnfs_schema.then(|| fields.strings(EXECUTABLE_KEY, found)).flatten();
     if allow_patterns.as_ref().is_some_and(Vec::is_empty) {
         let text = "is empty and so takes no file at all; leave it out to take all";
         found.warn(&fields.place.key(ALLOW_KEY), text);
     }
     let uri = uri?;
-    let layout = rules.local.then(|| read_layout(&uri, &fields, found)).flatten();
+    let layout = rules.bdnfs_schema.then(|| read_layout(&uri, &fields, found)).flatten();
     let weights = WeightsSource {
         source: uri,
         mount_location: mount?,

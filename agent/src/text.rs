@@ -63,7 +63,7 @@ pub fn line(error: &dyn Error) -> String {
 
 /// The outcome of mirroring, in one line.
 pub fn mirror_outcome(outcome: &MirrorOutcome) -> String {
-    let MirrorOutcome { found, new, repaired, read, written, .. } = outcome;
+    let MirrorOutcome { latest_ref: found, new, repaired, read, written, .. } = outcome;
     let id: String = found.manifest.to_string().chars().take(SHORT_ID_LEN).collect();
     let what = format!("{}: {}, {} (snapshot {id})", found.source, files(found.files), size(found.bytes));
     let moved = format!("read {}, wrote {}", size(*read), size(*written));

@@ -77,7 +77,7 @@ impl Configuration {
     /// # Errors
     /// Those of [`read`].
     pub fn weights(&self, options: &SourceOptions, lenient: bool) -> Result<Vec<WeightsEntry>> {
-        let rules = Rules { local: self.format == Format::Toml, lenient };
+        let rules = Rules { bdnfs_schema: self.format == Format::Toml, lenient };
         let (accepted, findings) = weights::read(self.value(), rules);
         self.report(&findings)?;
         accepted.into_iter().map(|accepted| entry(accepted.weights, options)).collect()

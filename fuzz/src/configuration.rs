@@ -29,7 +29,7 @@ fn read(format: Format, bytes: &[u8]) {
         }
     };
     for (local, lenient) in [(false, false), (true, true)] {
-        let (accepted, findings) = weights::read(&document.value, Rules { local, lenient });
+        let (accepted, findings) = weights::read(&document.value, Rules { bdnfs_schema: local, lenient });
         for weights in &accepted {
             let mount = &weights.weights.mount_location;
             let plain = mount.components().collect::<std::path::PathBuf>();

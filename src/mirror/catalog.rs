@@ -104,7 +104,7 @@ pub struct LatestRef {
     /// Its number; 0 where there is none.
     pub generation: u64,
     /// The ref's content, unless it is damaged; `None` where there is none.
-    pub found: Result<Option<Ref>>,
+    pub content: Result<Option<Ref>>,
 }
 
 /// The generations of all refs with when they were written, by the refs' keys.
@@ -116,7 +116,7 @@ impl Mirror {
     /// # Errors
     /// [`Kind::Corrupt`] when the ref is damaged; those of the store.
     pub async fn find(&self, key: &Digest) -> Result<Option<Ref>> {
-        Ok(self.latest(key).await?.found?.filter(|found| !found.removed))
+        Ok(self.latest(key).await?.content?.filter(|found| !found.removed))
     }
 
     /// All refs, by source, damaged ones as the errors that they are.
@@ -145,12 +145,12 @@ impl Mirror {
             let generations = self.generations(self.key(ObjectKind::Refs, key)).await?;
             let latest = generations.get(key).and_then(|all| all.last_key_value());
             let Some((&generation, _)) = latest else {
-                return Ok(LatestRef { generation: 0, found: Ok(None) });
+                return Ok(LatestRef { generation: 0, content: Ok(None) });
             };
             match self.generation(key, generation).await {
                 Ok(None) => continue,
                 Err(e) if e.kind() != Kind::Corrupt => return Err(e),
-                found => return Ok(LatestRef { generation, found }),
+                content => return Ok(LatestRef { generation, content }),
             }
         }
         let text =
@@ -198,7 +198,7 @@ impl Mirror {
         }
         for _ in 0..REF_ATTEMPT_LIMIT {
             let latest = self.latest(&ours.key()).await?;
-            if let Ok(Some(theirs)) = latest.found
+            if let Ok(Some(theirs)) = latest.content
                 && !theirs.removed
                 && (theirs.manifest == ours.manifest || theirs.listed > ours.listed)
             {
@@ -244,7 +244,7 @@ impl Mirror {
 
     async fn remove_latest(&self, key: &Digest, lease: Option<&MirrorLease>) -> Result<Ref> {
         let latest = self.latest(key).await?;
-        let Some(found) = latest.found?.filter(|found| !found.removed) else {
+        let Some(found) = latest.content?.filter(|found| !found.removed) else {
             return Err(Error::new(Kind::NotFound, format!("no such source in the mirror {}", self.name)));
         };
         let removed = Ref { removed: true, ..found.clone() };

@@ -211,7 +211,7 @@ async fn publish_every_kind_of_file_reads_back_from_the_mirror_alone() {
         assert!(read(&snapshot).await.expect("read") == files());
         snapshot.stage().done().await.expect("staged");
         let stored: usize = objects(&*store, "blobs").await.iter().map(|(_, bytes)| bytes.len()).sum();
-        assert_eq!(stored as u64, published.found.stored);
+        assert_eq!(stored as u64, published.latest_ref.stored);
         assert!(!add(&mirror, origin(&files())).await.expect("added again").new);
     }
 }
@@ -240,7 +240,7 @@ async fn stage_of_many_small_files_takes_few_requests() {
     let mirror = mirror(Arc::new(InMemory::new()));
     let many: FileTree = (0..2000).map(|i| (format!("{i:04}").into_bytes(), noise(4096, i))).collect();
     let published = add(&mirror, origin(&many)).await.expect("added");
-    assert_eq!(published.found.blobs, 2, "8 MiB, and a pack has 4 to 16");
+    assert_eq!(published.latest_ref.blobs, 2, "8 MiB, and a pack has 4 to 16");
     let node = node();
     let snapshot = mount(&node, &mirror, None).await.expect("mounted");
     snapshot.stage().done().await.expect("staged");

@@ -135,7 +135,7 @@ fn format_of(scheme: &str, rules: Rules) -> Option<&'static str> {
 }
 
 fn toml_format_of(scheme: &str) -> &'static str {
-    format_of(scheme, Rules { local: true, lenient: false }).unwrap_or_default()
+    format_of(scheme, Rules { bdnfs_schema: true, lenient: false }).unwrap_or_default()
 }
 
 fn all_formats(rules: Rules) -> String {
@@ -143,5 +143,7 @@ fn all_formats(rules: Rules) -> String {
 }
 
 fn allowed(rules: Rules) -> impl Iterator<Item = (&'static str, &'static str)> {
-    LOCATION_FORMATS.into_iter().filter(move |(scheme, _)| rules.local || !TOML_ONLY_SCHEMES.contains(scheme))
+    LOCATION_FORMATS
+        .into_iter()
+        .filter(move |(scheme, _)| rules.bdnfs_schema || !TOML_ONLY_SCHEMES.contains(scheme))
 }

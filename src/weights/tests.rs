@@ -45,7 +45,7 @@ fn vectors() -> Vec<Value> {
 }
 
 fn judge(case: &Value) -> (Vec<Accepted>, Diagnostics) {
-    let rules = Rules { lenient: case["context"] != "forbid_extra", local: false };
+    let rules = Rules { lenient: case["context"] != "forbid_extra", bdnfs_schema: false };
     read(&serde_json::json!({"weights": case["weights"]}), rules)
 }
 
@@ -178,7 +178,7 @@ fn training_job_is_rejected_as_by_truss_train() {
 #[test]
 fn checkpoint_is_a_source_in_own_toml_only() {
     let document = serde_json::json!({"weights": [{"source": "bt://p@j/x", "mount_location": "/models/x"}]});
-    let (accepted, found) = read(&document, Rules { local: true, lenient: false });
+    let (accepted, found) = read(&document, Rules { bdnfs_schema: true, lenient: false });
     assert_eq!((accepted[0].weights.source.to_string().as_str(), found.rejects()), ("bt://p@j/x", 0));
     let (accepted, found) = read(&document, Rules::default());
     let said: Vec<_> = found.into_iter().map(|f| f.text).collect();
@@ -212,7 +212,7 @@ fn job_keys_beside_the_weights_are_reported() {
             vec!["reject: model_cache: must be a list, not null"],
         ),
     ] {
-        assert_eq!(said(document, Rules { local, lenient: false }), expected);
+        assert_eq!(said(document, Rules { bdnfs_schema: local, lenient: false }), expected);
     }
 }
 

@@ -185,7 +185,8 @@ fn note_brought(job: &Job, home: &CacheHome, brought: &BroughtCache, took: Durat
 
 fn note_saved(job: &Job, home: &CacheHome, saved: &SavedCache, took: Duration) {
     if let Some(published) = &saved.published {
-        let (files, bytes) = (text::files(published.found.files), text::size(published.found.bytes));
+        let (files, bytes) =
+            (text::files(published.latest_ref.files), text::size(published.latest_ref.bytes));
         let (written, took) = (text::size(published.written), took.as_secs_f64());
         job.note(format!("saved {home}: {files}, {bytes}, of which {written} were new, in {took:.1} s"));
     }

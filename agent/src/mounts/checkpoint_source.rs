@@ -37,12 +37,12 @@ pub async fn open(
         None => mirror::default_request(engine.tenant())?,
     };
     let mirror = mirror::open(&at, scratch.to_owned())?;
-    let ChosenCheckpoint { saved, group, found } = mirror.choose_checkpoint(selector).await?;
+    let ChosenCheckpoint { saved, group, checkpoint_ref } = mirror.choose_checkpoint(selector).await?;
     let note = (!group.is_whole() || !group.is_complete())
         .then(|| format!("{} is mounted as it is saved so far: it may not be complete", saved.id));
     let resolved = saved.id.to_string();
     let open = no_origin(&Uri::Bt(saved.id.into()));
-    let snapshot = engine.mirrored(&mirror, &found, open).await?;
+    let snapshot = engine.mirrored(&mirror, &checkpoint_ref, open).await?;
     Ok((ResolvedSnapshot { snapshot, resolved, note }, saved.saved))
 }
 

@@ -165,13 +165,13 @@ impl SaveContext {
             before => before?,
         };
         let generation = match &before {
-            Some(before) if before.manifest == published.found.manifest => before.generation,
+            Some(before) if before.manifest == published.latest_ref.manifest => before.generation,
             Some(before) => before.generation + 1,
             None => 1,
         };
         let saved = SavedCheckpoint {
             id,
-            manifest: published.found.manifest,
+            manifest: published.latest_ref.manifest,
             generation,
             complete: unit.complete,
             files: unit.seal.files.len() as u64,

@@ -145,7 +145,7 @@ impl CacheSync {
         let latest = self.mirror.latest(&self.home.key()).await?;
         let nothing = BroughtCache { generation: latest.generation, ..BroughtCache::default() };
         let state = self.at_home(CacheHome::sync_state).await?;
-        let Some(found) = latest.found? else { return Ok(nothing) };
+        let Some(found) = latest.content? else { return Ok(nothing) };
         if found.removed {
             if state.manifest.is_none() {
                 return Ok(nothing);
@@ -222,7 +222,7 @@ impl CacheSync {
         let follows = Succession::After(brought.generation);
         let source = MirrorSource::local(self.home.source(), Arc::new(changed.origin), follows);
         let published = mirror_source(&self.mirror, &source, config, progress).await?;
-        let (manifest, since) = (Some(published.found.manifest.to_string()), changed.since);
+        let (manifest, since) = (Some(published.latest_ref.manifest.to_string()), changed.since);
         self.at_home(move |home| home.write_sync_state(&SyncState { manifest, since, ..home.sync_state()? }))
             .await?;
         let published = Some(published).filter(|published| published.new);

@@ -82,7 +82,7 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     let (format, content) = config::read(&args.file)?;
     let env = |name: &str| std::env::var_os(name);
     let stores = args.secrets.stores(env)?;
-    let rules = Rules { local: format == Format::Toml, lenient: args.lenient };
+    let rules = Rules { bdnfs_schema: format == Format::Toml, lenient: args.lenient };
     let file = args.file.display().to_string();
     let report = CheckReport { file, ..check(format, &content, rules, &stores, env) };
     let mut out = std::io::stdout().lock();

@@ -19,7 +19,7 @@ pub struct ChosenCheckpoint {
     /// All ranks of it.
     pub group: CheckpointGroup,
     /// The ref of the checkpoint.
-    pub found: Ref,
+    pub checkpoint_ref: Ref,
 }
 
 impl Mirror {
@@ -65,8 +65,8 @@ impl Mirror {
             );
             return Err(Error::new(Kind::NotFound, text));
         };
-        let found = self.checkpoint_ref(&saved.id).await?;
-        Ok(ChosenCheckpoint { group: group.clone(), saved, found })
+        let checkpoint_ref = self.checkpoint_ref(&saved.id).await?;
+        Ok(ChosenCheckpoint { group: group.clone(), saved, checkpoint_ref })
     }
 
     /// Removes the oldest checkpoints of `project` that are whole and complete, but for the `keep` newest of these. Returns

@@ -133,7 +133,7 @@ async fn publish_of_same_content_under_another_name_uploads_none_of_it() {
     let first = publish_as("one", b"model-1.bin", frozen.clone(), true).await;
     assert_eq!((first.read, first.written), (20 * BLOCK, 20 * BLOCK), "read once, where nothing is like it");
     let again = publish_as("two", b"other/model-7.bin", frozen.clone(), true).await;
-    assert_eq!((again.written, again.found.stored), (0, 20 * BLOCK));
+    assert_eq!((again.written, again.latest_ref.stored), (0, 20 * BLOCK));
     // The recipe of the other name is known from then on.
     assert_eq!(publish_as("two", b"other/model-7.bin", frozen.clone(), true).await.read, 0);
 

@@ -11,8 +11,10 @@ fn id(project: &str, job: &str, name: &str, rank: u32) -> CheckpointId {
 /// Publishes `files` as the checkpoint `id`, and enters it into the index.
 async fn save(mirror: &Mirror, id: CheckpointId, files: &FileTree) -> SavedCheckpoint {
     let source = MirrorSource::checkpoint(&id, origin(files));
-    let found =
-        mirror_source(mirror, &source, CONFIG, &MirrorProgress::default()).await.expect("published").found;
+    let found = mirror_source(mirror, &source, CONFIG, &MirrorProgress::default())
+        .await
+        .expect("published")
+        .latest_ref;
     let saved = SavedCheckpoint {
         manifest: found.manifest,
         generation: 1,

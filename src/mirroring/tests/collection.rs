@@ -16,7 +16,7 @@ async fn publish_beside_publisher_and_collector_loses_nothing() {
         let other: FileTree = files().into_iter().filter(|(path, _)| path.starts_with(b"dir")).collect();
         for _ in 0..2 {
             let (one, two) = tokio::join!(add(&mirror, origin(&files())), add(&mirror, origin(&files())));
-            assert_eq!(one.expect("one").found.manifest, two.expect("two").found.manifest);
+            assert_eq!(one.expect("one").latest_ref.manifest, two.expect("two").latest_ref.manifest);
             add(&mirror, origin(&other)).await.expect("fewer");
         }
         collecting.store(0, Relaxed);
@@ -30,7 +30,7 @@ async fn collect_spares_what_refs_and_leases_reach() {
     let store = Arc::new(InMemory::new());
     let mirror = mirror(store.clone());
     let held = origin(&files());
-    let first = add(&mirror, held.clone()).await.expect("added").found;
+    let first = add(&mirror, held.clone()).await.expect("added").latest_ref;
     let node = node();
     let serving = mount(&node, &mirror, None).await.expect("mounted");
     held.put(b"large.bin", noise(BLOCK * 2, 70));

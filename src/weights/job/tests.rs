@@ -145,7 +145,7 @@ fn unknown_key_at_any_level_is_rejected_unless_lenient() {
                 .expect("a mapping")
                 .insert("wieght".into(), 1.into());
             let verdicts = [false, true].map(|lenient| {
-                let (_, found) = read(&wrong, Rules { lenient, local: false });
+                let (_, found) = read(&wrong, Rules { lenient, bdnfs_schema: false });
                 let mut unknown = found.iter().filter(|f| f.place.to_string().ends_with("wieght"));
                 unknown.next().map(|f| f.verdict)
             });
@@ -188,7 +188,7 @@ fn config_key_misspelt_at_any_level_is_rejected_unless_lenient() {
             value
         };
         let unknown = |document: &Value, lenient| {
-            let (_, found) = read(document, Rules { lenient, local: false });
+            let (_, found) = read(document, Rules { lenient, bdnfs_schema: false });
             found.into_iter().find(|f| f.text.starts_with("is not a known key")).map(|f| f.verdict)
         };
         assert_eq!(unknown(&document(key), false), None, "{place}");

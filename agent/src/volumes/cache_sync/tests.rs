@@ -111,7 +111,7 @@ async fn cache_home_on_another_node_starts_as_saved_and_unchanged_files_are_not_
     symlink("/usr/bin/python3", one.tree().join("bin/python")).unwrap();
     fs::create_dir(one.tree().join("empty")).unwrap();
     let saved = one.save().await.published.expect("published");
-    assert_eq!((saved.found.files, saved.found.source.as_str()), (303, "cache://project/p"));
+    assert_eq!((saved.latest_ref.files, saved.latest_ref.source.as_str()), (303, "cache://project/p"));
     assert!(one.save().await.published.is_none(), "nothing was changed");
 
     let brought = other.bring().await;

@@ -2,7 +2,7 @@ use super::*;
 
 fn report(format: Format, text: &str) -> CheckReport {
     let env = |name: &str| (name == "BDNFS_SECRET_HF_ACCESS_TOKEN").then(|| OsString::from("hush"));
-    let rules = Rules { local: format == Format::Toml, lenient: true };
+    let rules = Rules { bdnfs_schema: format == Format::Toml, lenient: true };
     CheckReport { file: "file".into(), ..check(format, text, rules, &[], env) }
 }
 

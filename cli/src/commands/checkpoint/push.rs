@@ -91,16 +91,16 @@ async fn save(
     }
     let earlier = mirror.checkpoint(&id).await.ok().flatten();
     let generation = earlier.map_or(1, |earlier| earlier.generation + u64::from(published.new));
-    let manifest = mirror.manifest(&published.found.manifest).await?;
+    let manifest = mirror.manifest(&published.latest_ref.manifest).await?;
     let saved = SavedCheckpoint {
         id,
-        manifest: published.found.manifest,
+        manifest: published.latest_ref.manifest,
         generation,
         complete: true,
-        files: published.found.files,
-        bytes: published.found.bytes,
-        written: manifest.map_or(Ok(published.found.listed), |manifest| newest(&manifest))?,
-        saved: published.found.listed,
+        files: published.latest_ref.files,
+        bytes: published.latest_ref.bytes,
+        written: manifest.map_or(Ok(published.latest_ref.listed), |manifest| newest(&manifest))?,
+        saved: published.latest_ref.listed,
         seconds: began.elapsed().as_secs_f64(),
     };
     mirror.put_checkpoint(&saved).await?;

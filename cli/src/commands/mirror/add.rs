@@ -149,6 +149,6 @@ async fn add(args: &MirrorAddArgs, mirror: &Mirror, entry: &MirrorEntry) -> Resu
     }
     let (read, written) = (published.read, published.written);
     let result =
-        MirrorResult { found: &published.found, new: published.new, repaired: *repaired, read, written };
+        MirrorResult { found: &published.latest_ref, new: published.new, repaired: *repaired, read, written };
     print_value(args.json, &result, || bdnfs_agent::text::mirror_outcome(&published))
 }

@@ -112,7 +112,7 @@ fn parse(annotation: &str) -> Result<Vec<ContainerWeights>> {
     let list: Value = serde_json::from_str(annotation)
         .with_context(|| format!("annotation {WEIGHTS_ANNOTATION} is not a JSON list of weights"))?;
     let (accepted, findings) =
-        weights::read(&json!({"weights": list}), Rules { local: true, lenient: false });
+        weights::read(&json!({"weights": list}), Rules { bdnfs_schema: true, lenient: false });
     if let Some(reject) = findings.iter().find(|finding| finding.verdict == Severity::Reject) {
         bail!("annotation {WEIGHTS_ANNOTATION}: {}: {}", reject.place, reject.text);
     }

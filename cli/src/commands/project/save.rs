@@ -92,7 +92,7 @@ async fn save(sync: &CacheSync, memory: ByteSize) -> bdnfs::error::Result<SavedC
 
 fn result(home: &CacheHome, saved: &SavedCache) -> SaveResult {
     let published = saved.published.as_ref();
-    let found = published.map(|published| &published.found).or(saved.brought.latest.as_ref());
+    let found = published.map(|published| &published.latest_ref).or(saved.brought.latest.as_ref());
     let names = |paths: &[Vec<u8>]| paths.iter().map(|path| text::json_name(path)).collect();
     SaveResult {
         name: home.name().to_owned(),
