@@ -78,10 +78,14 @@ impl Agent {
         let (mirrors, admission) = (Arc::<MirrorQueue>::default(), Arc::<AdmissionQueue>::default());
         let shared =
             || (Arc::clone(&mounts), Arc::clone(&lifecycle), Arc::clone(&mirrors), Arc::clone(&admission));
-        let (of, life, queue, room) = shared();
-        let jobs = Arc::new(JobQueue::open(of, life, queue, room, volumes, cache.scrub_interval)?);
-        let (of, life, queue, room) = shared();
-        let publications = Arc::new(Publications::open(publications, of, life, queue, room)?);
+        let jobs = {
+            let (mounts, lifecycle, mirrors, admission) = shared();
+            Arc::new(JobQueue::open(mounts, lifecycle, mirrors, admission, volumes, cache.scrub_interval)?)
+        };
+        let publications = {
+            let (mounts, lifecycle, mirrors, admission) = shared();
+            Arc::new(Publications::open(publications, mounts, lifecycle, mirrors, admission)?)
+        };
         let docker = docker.map(|docker| DockerVolumes::open(docker, &cache.dir, Arc::clone(&publications)));
         let docker = docker.transpose()?.map(Arc::new);
         let starting = Arc::clone(&lifecycle);

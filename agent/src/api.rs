@@ -42,10 +42,10 @@ pub struct Weights {
     /// Patterns of the files to leave out.
     #[serde(default)]
     pub ignore: Vec<String>,
-    /// How the source may be read.
+    /// The access to the source: credentials and endpoints.
     #[serde(default)]
     pub access: Access,
-    /// How its tree is shown; default: as its origin has it.
+    /// The layout of the tree; default: that of the origin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<TreeLayout>,
 }
@@ -131,7 +131,7 @@ pub struct MirrorRequest {
     pub url: Secret,
     /// The tenant whose part of the mirror is read.
     pub tenant: String,
-    /// How it may be used.
+    /// The access to the mirror: credentials and endpoint.
     pub access: Access,
 }
 
@@ -290,7 +290,7 @@ pub struct FetchStats {
     pub traffic: Traffic,
     /// Fetches under way now.
     pub flights: u64,
-    /// How the memory for them is used.
+    /// The use of the memory for fetches.
     pub memory: BudgetUsage,
 }
 
@@ -307,10 +307,10 @@ impl FetchStats {
     }
 }
 
-/// An answer, or why there is none.
+/// The result of a request: an answer or a failure.
 pub type ApiResult<T> = Result<T, Failure>;
 
-/// Why something could not be done.
+/// The failure of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// The kind of failure, which says what the caller would do differently: a [`Kind`] in lower case,

@@ -60,9 +60,9 @@ pub struct SaveOrder {
     pub place: PathBuf,
     /// The file that is locked as long as the job's commands may write.
     pub job_lock: PathBuf,
-    /// The file that tells how they ended.
+    /// The file with the exit of the job's commands.
     pub job_exit: PathBuf,
-    /// The project, the id and the rank of the job.
+    /// The project of the job.
     pub project: String,
     /// The id of the job.
     pub id: String,
@@ -93,7 +93,7 @@ impl SaveOrder {
     }
 }
 
-/// How the commands of a job ended.
+/// The end of a job's commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum JobEnd {
     /// The commands succeeded.

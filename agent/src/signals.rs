@@ -4,12 +4,12 @@ use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// How an agent may be asked to end.
+/// The kind of shutdown that an agent is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shutdown {
-    /// Another one is to come: mounts are left to it.
+    /// Another agent is to come: mounts are handed over to it.
     HandOver,
-    /// Everything is to be taken down.
+    /// Everything is unmounted and stopped.
     Stop,
 }
 

@@ -6,7 +6,7 @@ use bdnfs::manifest::ListingNotes;
 use bdnfs::mirroring::MirrorOutcome;
 use bytesize::ByteSize;
 
-/// How many digits of a snapshot's id tell snapshots apart.
+/// How many digits of a snapshot's id are shown: they distinguish snapshots.
 const SHORT_ID_LEN: usize = 12;
 
 /// A number of bytes with its unit, in powers of 1000 as disks and object stores count: `13.5 GB`.

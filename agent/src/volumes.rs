@@ -175,7 +175,7 @@ impl JobVolume {
         self.path.join("checkpoints")
     }
 
-    /// Makes its `directories`, for their owner alone. What comes back keeps others from clearing it; the supervisor of the job does
+    /// Creates its `directories`, for their owner alone. The returned lock keeps others from clearing it; the supervisor of the job does
     /// the same. Touches the local disk.
     ///
     /// # Errors
@@ -209,7 +209,7 @@ impl JobVolume {
         let Ok(_lock) = self.lock(FlockOperation::NonBlockingLockExclusive) else { return };
         let all = if is_saved { vec![self.path.clone()] } else { vec![self.scratch(), self.loaded()] };
         for directory in all {
-            if let Err(error) = trash::take(&directory, &self.trash, &self.id) {
+            if let Err(error) = trash::move_into(&directory, &self.trash, &self.id) {
                 tracing::warn!("cannot remove {}: {error}", directory.display());
             }
         }

@@ -85,7 +85,7 @@ impl ParseError {
     }
 }
 
-/// Reads a file, or standard input for `-`, and tells its format by its name or content.
+/// Reads a file, or standard input for `-`, and detects its format by its name or content.
 pub fn read(path: &Path) -> Result<(Format, String)> {
     let mut text = String::new();
     let size = if path == Path::new("-") {

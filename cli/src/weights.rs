@@ -24,7 +24,7 @@ pub struct WeightsEntry {
     pub ignore: Vec<String>,
     /// Access to the source.
     pub access: Access,
-    /// How its tree is shown.
+    /// The layout of the tree.
     pub layout: Option<TreeLayout>,
 }
 

@@ -15,7 +15,7 @@ use crate::volume_context::VolumeContext;
 /// How many hexadecimal digits of a digest stand in a volume's id.
 const ID_DIGITS: usize = 16;
 
-/// Makes volumes of parameters.
+/// The CSI controller service: creates volumes of a StorageClass from their parameters.
 pub struct ControllerService;
 
 /// The id of the volume `name` with these parameters.

@@ -7,7 +7,7 @@ use crate::proto::csi;
 use crate::proto::csi::identity_server::Identity;
 use crate::proto::csi::plugin_capability;
 
-/// The identity of a driver on a node, or of a controller.
+/// The CSI identity service of a driver on a node, or of a controller.
 pub struct IdentityService {
     name: String,
     /// The agent, without which a node's driver is not ready; a controller has none.

@@ -6,8 +6,8 @@
 //!           ── NodePublishVolume ────> node ──────────> the agent: PUT /v1/publications/{key}
 //!                                      │ volume_context what the author of a volume may ask for
 //!                                      │ status_code    what a failure means to the kubelet
-//!                                      └ events         what people are told meanwhile
-//!   the API server <── PATCH node ─── locality        what the scheduler is told of the agent's cache
+//!                                      └ events         the progress that kubectl shows
+//!   the API server <── PATCH node ─── locality        labels for the scheduler: what the agent's cache has
 //!   provisioner ── CreateVolume ─────> controller      for StorageClass; keeps nothing
 //! ```
 //!

@@ -51,7 +51,7 @@ pub fn source_label(tenant: &str, identity: &str) -> String {
     format!("{LABEL_PREFIX}{}", &digest.to_string()[..KEY_DIGITS])
 }
 
-/// Keeps the labels and the taint of a node.
+/// Keeps the labels and the taint of a node up to date.
 pub struct NodePatcher {
     server: ApiServer,
     agent: Client,
@@ -70,7 +70,7 @@ impl NodePatcher {
         Ok(Self { server: ApiServer::new(api_server)?, agent, node, driver, interval })
     }
 
-    /// Patches the node now and then. Never ends.
+    /// Patches the node at each interval. Never ends.
     pub async fn run(self) {
         let mut is_ready = false;
         loop {

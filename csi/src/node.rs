@@ -37,7 +37,7 @@ const UNPUBLISHED_QUEUE_LEN: usize = 1024;
 /// How long after the hold an agent that has not answered counts as stuck.
 const AGENT_STUCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The volumes of a node.
+/// The CSI node service: publishes the volumes of a node.
 pub struct NodeService {
     agent: Client,
     node_id: String,
@@ -54,7 +54,7 @@ impl NodeService {
         Self { agent, node_id, policy, events: events.map(Arc::new), unpublished }
     }
 
-    /// Asks the agent to publish until it has or `until` is there, also when it restarts meanwhile, and posts how far it is.
+    /// Asks the agent to publish, across its restarts, until it has or `until` is reached, and posts the progress.
     async fn publish(
         &self,
         key: &str,
@@ -109,7 +109,7 @@ impl NodeService {
         }
     }
 
-    /// A publication as it is now.
+    /// The current status of a publication.
     async fn publication(&self, key: &str) -> Result<PublicationStatus, ClientError> {
         self.agent.publication(key).await
     }
@@ -145,7 +145,7 @@ fn target_key(id: &str, target: &str) -> String {
 }
 
 /// How long a call is held at most. The kubelet waits longer after each error, so a long hold starts a pod sooner.
-fn hold(metadata: &MetadataMap) -> Duration {
+fn hold_time(metadata: &MetadataMap) -> Duration {
     let timeout = metadata.get("grpc-timeout").and_then(|value| parse_timeout(value.to_str().ok()?));
     timeout.map_or(CALL_HOLD_TIMEOUT, |timeout| timeout.saturating_sub(DEADLINE_MARGIN).max(timeout / 2))
 }
@@ -170,7 +170,7 @@ fn required(name: &str, value: String) -> Result<String, Status> {
     if value.is_empty() { Err(Status::invalid_argument(format!("{name} is missing"))) } else { Ok(value) }
 }
 
-/// The way a volume is to be used. Every access mode will do, since volumes are read-only.
+/// The access mode of a capability. Every mode is accepted, since volumes are read-only.
 fn access_mode(capability: Option<&csi::VolumeCapability>) -> Result<Mode, Status> {
     let capability = capability.ok_or_else(|| Status::invalid_argument("volume_capability is missing"))?;
     match &capability.access_type {
@@ -189,7 +189,7 @@ impl Node for NodeService {
         &self,
         request: Request<csi::NodePublishVolumeRequest>,
     ) -> Result<Response<csi::NodePublishVolumeResponse>, Status> {
-        let until = Instant::now() + hold(request.metadata());
+        let until = Instant::now() + hold_time(request.metadata());
         let csi::NodePublishVolumeRequest {
             volume_id,
             target_path,
@@ -234,7 +234,7 @@ impl Node for NodeService {
         &self,
         request: Request<csi::NodeUnpublishVolumeRequest>,
     ) -> Result<Response<csi::NodeUnpublishVolumeResponse>, Status> {
-        let until = Instant::now() + hold(request.metadata());
+        let until = Instant::now() + hold_time(request.metadata());
         let csi::NodeUnpublishVolumeRequest { volume_id, target_path } = request.into_inner();
         let (id, target) = (required("volume_id", volume_id)?, required("target_path", target_path)?);
         let key = target_key(&id, &target);
@@ -312,9 +312,9 @@ mod tests {
         let held = |timeout: &'static str| {
             let mut metadata = MetadataMap::new();
             metadata.insert("grpc-timeout", timeout.parse().expect("text"));
-            hold(&metadata)
+            hold_time(&metadata)
         };
-        assert_eq!(hold(&MetadataMap::new()), CALL_HOLD_TIMEOUT);
+        assert_eq!(hold_time(&MetadataMap::new()), CALL_HOLD_TIMEOUT);
         for (timeout, seconds) in [("2M", 110), ("120S", 110), ("15000m", 7), ("4000000u", 2), ("soon", 100)]
         {
             assert_eq!(held(timeout).as_secs(), seconds, "{timeout}");

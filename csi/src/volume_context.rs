@@ -30,7 +30,7 @@ pub struct VolumeContext {
 }
 
 impl VolumeContext {
-    /// Parts the author's attributes from the kubelet's.
+    /// Separates the author's attributes from the kubelet's.
     pub fn new(context: HashMap<String, String>) -> Self {
         let (mut own, mut pod) = (BTreeMap::new(), BTreeMap::new());
         for (key, value) in context {
@@ -43,7 +43,7 @@ impl VolumeContext {
         Self { own: own.into_iter().collect(), pod }
     }
 
-    /// The request that they make, for the volume `id`.
+    /// The request that the attributes make, for the volume `id`.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT`, and `PERMISSION_DENIED` for what only an administrator may set; both name the attribute.
@@ -81,7 +81,7 @@ impl VolumeContext {
         self.pod.get("ephemeral").map_or(policy.trust_unmarked, |ephemeral| ephemeral == "false")
     }
 
-    /// How the secret is found: by the key that is named, or as the only one.
+    /// The authorization by a secret of the request: the named one, or the only one.
     fn secret_key(
         &mut self,
         secrets: &HashMap<String, String>,

@@ -16,33 +16,33 @@ use crate::volumes::VolumeConfig;
 /// The configuration of an agent.
 #[derive(Debug)]
 pub struct AgentConfig {
-    /// The cache that it owns.
+    /// The cache of the agent.
     pub cache: CacheConfig,
     /// Whether the agent stays when nothing is mounted, and restores its mounts when it starts again.
     pub persistent: bool,
     /// Another control socket beside that of the cache.
     pub socket: Option<PathBuf>,
-    /// Whether the agent fails to start without that socket.
+    /// Whether the agent fails to start where it can't listen at `socket`.
     pub socket_required: bool,
     /// The mirror of mounts that name none.
     pub mirror: Option<MirrorRequest>,
-    /// How staged mounts are served whose requests don't say.
+    /// The backend of staged mounts whose requests name none.
     pub via: MountBackend,
     /// The secret stores that are searched after a mount's own.
     pub secrets: Vec<SecretStore>,
     /// The TCP address that metrics are served on, if any.
     pub metrics_listen: Option<SocketAddr>,
-    /// The node's part in a cluster, if any.
+    /// The configuration of the node's part in a cluster, if any.
     pub cluster: Option<ClusterConfig>,
     /// How long the fd store holds its mounts after the agent's end.
     pub hold: Duration,
     /// The socket of an fd store that runs as a service; without one the agent starts its own.
     pub fdstore: Option<PathBuf>,
-    /// What may be published, and where.
+    /// The configuration of publications.
     pub publications: PublicationConfig,
-    /// Where jobs write, and how much.
+    /// The configuration of jobs' volumes.
     pub volumes: VolumeConfig,
-    /// How volumes of Docker and podman are served, if they are.
+    /// The configuration of the volume plugin for Docker and podman, if it is served.
     pub docker: Option<DockerConfig>,
 }
 

@@ -12,7 +12,7 @@ use thiserror::Error;
 use super::publication::{PublicationRequest, Staging};
 use super::{DEFAULT_TENANT, MirrorRequest};
 
-/// Attributes that are no part of this version.
+/// Keys of attributes that later versions will have.
 const RESERVED_KEYS: [&str; 2] = ["checkpoints", "cache"];
 
 /// The error of an invalid attribute. It shows no value, since that may be a secret.
@@ -51,7 +51,7 @@ impl Attributes {
         self.0.remove(key)
     }
 
-    /// The request that they make, with `secrets` that came along, and for `tenant` unless they name another. It is not
+    /// The request that the attributes make, with `secrets` that came along, for `tenant` unless they name another. It is not
     /// trusted. Touches the local disk.
     ///
     /// # Errors
@@ -106,7 +106,7 @@ impl Attributes {
         })
     }
 
-    /// How the service of `uri` is reached.
+    /// The access to the service of `uri`.
     fn access(
         &mut self,
         uri: &Uri,

@@ -27,7 +27,7 @@ const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 /// A status of ten thousand mounts is far below this.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
-/// Speaks to the agent behind one socket.
+/// A client of the agent that listens at a control socket.
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
@@ -103,7 +103,7 @@ impl Client {
         self.ask(Method::GET, &format!("/v1/mounts/{id}/stage")).await
     }
 
-    /// How the agent and its mounts are doing.
+    /// The status of the agent and its mounts.
     pub async fn status(&self) -> Result<AgentStatus, ClientError> {
         let late = || self.broken(io::Error::new(io::ErrorKind::TimedOut, "the agent does not answer"));
         let answer = tokio::time::timeout(STATUS_TIMEOUT, self.ask(Method::GET, "/v1/status"));

@@ -146,7 +146,7 @@ impl fmt::Display for JobState {
     }
 }
 
-/// How a job's commands ended.
+/// The exit of a job's commands.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobExit {
     /// The exit code of the last one that ran.
@@ -172,7 +172,7 @@ pub const NOT_COMPLETED_CODE: u8 = 125;
 /// The number that a shell adds to a signal's for the exit code of the command that it ended.
 const SIGNAL_CODE_BASE: i32 = 128;
 
-/// A job and all that is known of it.
+/// The status of a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct JobStatus {
     /// The number of the job.
@@ -193,7 +193,7 @@ pub struct JobStatus {
     /// The state of its checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub saving: Option<SaveReport>,
-    /// How its commands ended.
+    /// The exit of the commands.
     pub exit: Option<JobExit>,
     /// The exit code of `bdnfs job run`, once the job has ended: see [`exit_code`](Self::exit_code).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -351,7 +351,7 @@ impl BytesByTier {
     }
 }
 
-/// How long the parts of a deployment took, in seconds.
+/// The durations of a deployment's phases, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PhaseSeconds {
     /// Mirroring.

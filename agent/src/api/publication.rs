@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Failure, MirrorRequest};
 
-/// How many hexadecimal digits of a digest tell the publications of a runtime apart.
+/// How many hexadecimal digits of a digest distinguish the publications of a runtime.
 const KEY_DIGEST_LEN: usize = 32;
 /// The longest key: it is the name of a file.
 const KEY_MAX_LEN: usize = 128;
@@ -30,7 +30,7 @@ pub struct PublicationRequest {
     /// Patterns of the files to leave out.
     #[serde(default)]
     pub ignore: Vec<String>,
-    /// How the source may be read.
+    /// The access to the source: credentials and endpoints.
     #[serde(default)]
     pub access: Access,
     /// The secrets that came with the request, by their names. Where `access` names none, the only one is used.
@@ -58,7 +58,7 @@ pub struct PublicationRequest {
     /// Whether it is published before all of it is local.
     #[serde(default)]
     pub staging: Staging,
-    /// How its tree is shown; default: as its origin has it.
+    /// The layout of the tree; default: that of the origin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<TreeLayout>,
     /// Whether an administrator wrote the request. Other authors may not choose endpoints, mirrors and owners, and never get
@@ -92,7 +92,7 @@ pub enum Staging {
     Lazy,
 }
 
-/// A publication and how it is doing.
+/// The status of a publication.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PublicationStatus {
     /// The key of the publication.
@@ -160,7 +160,7 @@ pub struct PublicationProgress {
     pub bytes_done: u64,
     /// Total size of the files, in bytes.
     pub bytes: u64,
-    /// Bytes a second, lately.
+    /// Bytes per second that are fetched.
     pub rate: u64,
     /// Seconds that the rest will take at that rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]

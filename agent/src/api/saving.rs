@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-/// How a job's checkpoints are to be saved.
+/// The request to save a job's checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointRequest {
@@ -75,12 +75,12 @@ pub struct UnitReport {
     pub bytes: u64,
     /// Whether the job had finished it, as far as can be told.
     pub complete: bool,
-    /// How often it was saved.
+    /// The generation: how often it was saved.
     pub generation: u64,
     /// When it was last saved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub saved: Option<DateTime<Utc>>,
-    /// How long that took, in seconds.
+    /// The duration of the last save, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
 }

@@ -9,7 +9,7 @@ pub const DEFAULT_TEAM: &str = "default";
 /// The length of a generated id: as many letters and digits as tell a trillion jobs apart.
 const TRAINING_ID_LEN: usize = 8;
 
-/// Which part of which training job a job on this node is.
+/// The identity of a job: which rank of which training job it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainingIdentity {

@@ -22,7 +22,7 @@ use crate::api::{ApiResult, Failure};
 
 /// How often the first in the queue tries again: leases end a moment after their mounts.
 const ADMISSION_RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// How long that may take.
+/// How long leases of ended jobs may take to end.
 const SPACE_RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The queue of what waits for space in the cache.

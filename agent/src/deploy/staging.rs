@@ -11,7 +11,7 @@ use crate::mounts::{ManagedMount, MountManager};
 /// How often the progress of all mounts is summed up.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Stages all `mounts`, and waits until all is local, verified and leased. `report` is told their progress together.
+/// Stages all `mounts`, and waits until all is local, verified and leased. `report` receives the total progress.
 pub async fn stage_all(
     manager: &Arc<MountManager>,
     mounts: &[Arc<ManagedMount>],

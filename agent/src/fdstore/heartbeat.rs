@@ -15,27 +15,27 @@ const MISSED_LIMIT: u32 = 15;
 /// The heartbeats of one agent.
 #[derive(Debug)]
 pub struct Heartbeats {
-    /// How often it has greeted: an older agent does once, and nothing is expected of it.
+    /// Number of greetings: an older agent greets once, and nothing is expected of it.
     greetings: u32,
     missed: u32,
     since: Instant,
 }
 
 impl Heartbeats {
-    /// The heartbeat of an agent that has connected at `now`.
+    /// The heartbeats of an agent that has connected at `now`.
     pub fn new(now: Instant) -> Self {
         Self { greetings: 0, missed: 0, since: now }
     }
 
     /// Records a greeting at `now`.
-    pub fn greeted(&mut self, now: Instant) {
+    pub fn record_greeting(&mut self, now: Instant) {
         self.greetings += 1;
         (self.missed, self.since) = (0, now);
     }
 
-    /// Counts a heartbeat as missed at `now` when one is due, and says whether the agent hangs. However much time has passed, it counts
-    /// as one: this process may have been stopped, too.
-    pub fn hangs(&mut self, now: Instant) -> bool {
+    /// Counts a heartbeat as missed at `now` when one is due, and returns whether the agent hangs. However much time has passed, it
+    /// counts as one: this process may have been stopped, too.
+    pub fn count_missed(&mut self, now: Instant) -> bool {
         if self.greetings > 1 && now.duration_since(self.since) >= HEARTBEAT_INTERVAL * 2 {
             self.missed += 1;
             self.since = now - HEARTBEAT_INTERVAL;
@@ -68,12 +68,12 @@ mod tests {
         let start = Instant::now();
         let at = |beats: u32| start + HEARTBEAT_INTERVAL * beats;
         let mut heartbeats = Heartbeats::new(start);
-        heartbeats.greeted(start);
-        assert!(!heartbeats.hangs(at(1000)), "an older agent greets once");
-        heartbeats.greeted(at(1000));
-        assert!(!heartbeats.hangs(at(9000)), "this process itself may have stood still");
-        heartbeats.greeted(at(9001));
-        assert!((1..=MISSED_LIMIT).all(|beat| !heartbeats.hangs(at(9001 + beat))));
-        assert!(heartbeats.hangs(at(9001 + MISSED_LIMIT + 1)));
+        heartbeats.record_greeting(start);
+        assert!(!heartbeats.count_missed(at(1000)), "an older agent greets once");
+        heartbeats.record_greeting(at(1000));
+        assert!(!heartbeats.count_missed(at(9000)), "this process itself may have stood still");
+        heartbeats.record_greeting(at(9001));
+        assert!((1..=MISSED_LIMIT).all(|beat| !heartbeats.count_missed(at(9001 + beat))));
+        assert!(heartbeats.count_missed(at(9001 + MISSED_LIMIT + 1)));
     }
 }

@@ -83,7 +83,7 @@ fn start_invalidator() -> Result<Sender<Invalidation>> {
     Ok(invalidations)
 }
 
-/// An fd store, and its agent.
+/// The process of an fd store, and the agent that is connected.
 struct FdStoreProcess {
     store: HeldMounts,
     agent: Option<OwnedFd>,
@@ -97,7 +97,7 @@ struct FdStoreProcess {
 /// The descriptors and mounts that the process keeps.
 struct HeldMounts {
     mounts: BTreeMap<u64, HeldMount>,
-    /// How long to hold without an agent, once the first one has said.
+    /// The hold time without an agent, once the first agent has sent it.
     hold: Option<Duration>,
     invalidations: Sender<Invalidation>,
 }
@@ -211,7 +211,7 @@ impl FdStoreProcess {
         let done = match wire::receive(agent.as_fd()) {
             Ok(Some((message, descriptors))) => {
                 if matches!(message, Message::Hello { .. }) {
-                    self.heartbeats.greeted(Instant::now());
+                    self.heartbeats.record_greeting(Instant::now());
                 }
                 self.store.handle(agent, message, descriptors)
             }
@@ -234,7 +234,7 @@ impl FdStoreProcess {
     fn check_agent_heartbeat(&mut self) {
         let Some(agent) = &self.agent else { return };
         // The agent's messages are not received while the queue is full.
-        if self.store.invalidations.is_full() || !self.heartbeats.hangs(Instant::now()) {
+        if self.store.invalidations.is_full() || !self.heartbeats.count_missed(Instant::now()) {
             return;
         }
         self.heartbeats = Heartbeats::new(Instant::now());

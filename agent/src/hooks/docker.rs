@@ -104,7 +104,7 @@ impl DockerVolumes {
         Ok(Self { config, publications, records, table, writing, boot })
     }
 
-    /// Publishes all volumes, and ends publications without a volume, now and then again. Call it when
+    /// Publishes all volumes, and ends publications without a volume, every few minutes. Call it when
     /// earlier publications are restored, before the first answer. Never ends.
     pub async fn watch(self: Arc<Self>, restored: Vec<PublicationStatus>) {
         let is_ours = |status: &&PublicationStatus| status.key.starts_with(&format!("{KEY_RUNTIME}-"));

@@ -147,7 +147,7 @@ async fn open_mirror(run: &JobRun, home: &CacheHome) -> Result<Option<Mirror>> {
     .await
 }
 
-/// Waits for the turn of a home; an event tells of it.
+/// Waits for the turn of a home, and notes the wait in an event.
 async fn turn(home: &CacheHome, job: &Job) -> Result<Arc<File>> {
     let mut is_noted = false;
     loop {

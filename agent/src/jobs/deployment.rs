@@ -53,7 +53,7 @@ pub async fn deploy(run: &JobRun) -> ApiResult<Deployed> {
         (report, IdleSupervisor::start(job.directory(), &[]).await?)
     };
     let begin = Instant::now();
-    let (order, _volumes) = order(run).await?;
+    let (order, _volumes) = supervisor_order(run).await?;
     let (supervisor, attached) = idle.launch(&order).await?;
     for directory in &supervisor.covered {
         let (directory, most) = (directory.display(), text::size(TMPFS_OVERLAY_BYTES));
@@ -203,8 +203,8 @@ fn repair_mirror(run: &JobRun, mount: &ManagedMount, request: &MountRequest) {
     });
 }
 
-/// What the supervisor of a job is told, and what holds the job's volumes until it does.
-async fn order(run: &JobRun) -> Result<(SupervisorOrder, Vec<File>)> {
+/// The order for the supervisor of a job, and the locks that hold the job's volumes until it does.
+async fn supervisor_order(run: &JobRun) -> Result<(SupervisorOrder, Vec<File>)> {
     let (queue, job) = (Arc::clone(&run.queue), Arc::clone(&run.job));
     let order = move || {
         let request = job.request();

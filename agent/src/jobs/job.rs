@@ -28,7 +28,7 @@ const EVENTS_FILE: &str = "events.jsonl";
 /// The directory in it where its sources are mounted.
 const MOUNTS_DIRECTORY: &str = "mnt";
 
-/// Whether and how a job is to stop.
+/// A request to stop a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StopRequest {
     /// The job is not to stop.
@@ -189,7 +189,7 @@ impl Job {
     /// The record of the job, as it is now.
     pub fn record(&self) -> JobRecord {
         let job = JobStatus { events: Vec::new(), staging: None, ..self.status() };
-        let (stop, admitted) = (self.is_to_stop(), self.is_admitted());
+        let (stop, admitted) = (self.is_stop_requested(), self.is_admitted());
         JobRecord {
             job,
             request: self.bare_request.clone(),
@@ -319,7 +319,7 @@ impl Job {
     }
 
     /// Whether a stop of the job was requested.
-    pub fn is_to_stop(&self) -> bool {
+    pub fn is_stop_requested(&self) -> bool {
         *self.stop.borrow() > StopRequest::None
     }
 
@@ -328,7 +328,7 @@ impl Job {
         let _ = self.events.subscribe().wait_for(|events| *events > seen || self.has_ended()).await;
     }
 
-    /// Waits until it has ended, or needs no agent any more, but for its checkpoints to be reported.
+    /// Waits until the job has ended, or only its checkpoints are still being saved.
     pub async fn ended_but_for_saving(&self) {
         let is_over = || self.has_ended() || (self.request.checkpoints.is_some() && self.has_exited());
         let _ = self.events.subscribe().wait_for(|_| is_over()).await;

@@ -57,7 +57,7 @@ impl JobAudit {
         Ok(Self { given_up, outcome })
     }
 
-    /// Waits until all is verified, and tells `job` what was not right.
+    /// Waits until all is verified, and notes damage as an event of `job`.
     pub async fn finish(mut self, job: &Job) {
         match (&mut self.outcome).await {
             Ok(Ok(damaged)) => damaged.iter().for_each(|damaged| {

@@ -139,13 +139,13 @@ async fn watch_saver(run: JobRun) -> SaveReport {
 async fn start(run: &JobRun) -> Result<()> {
     let prepare = {
         let run = run.clone();
-        move || order(&run)
+        move || saver_order(&run)
     };
     saver::start(&blocking(prepare).await?).await
 }
 
 /// The order for a job's saver. Reads secrets.
-fn order(run: &JobRun) -> Result<SaveOrder> {
+fn saver_order(run: &JobRun) -> Result<SaveOrder> {
     let (queue, job) = (&run.queue, &run.job);
     let (request, mounter) = (job.request(), queue.mounts.mounter());
     let mirror = mounter.mirror(named_mirror(mounter, request)?, request.tenant.as_deref())?;

@@ -196,7 +196,7 @@ impl LimitedVolume {
     }
 }
 
-/// Measures a job's volumes until one is larger than it may be. An event tells when one is nearly full.
+/// Measures a job's volumes until one exceeds its limit. An event warns when one is nearly full.
 pub async fn await_overrun(queue: &JobQueue, job: &Arc<Job>) -> Failure {
     let mut volumes = LimitedVolume::of(queue, job);
     if volumes.is_empty() {

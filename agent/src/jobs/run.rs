@@ -24,7 +24,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often such a supervisor is checked.
 const START_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Carries one job to its end.
+/// One run of a job, which carries it to its end.
 #[derive(Clone, Debug)]
 pub struct JobRun {
     pub(super) queue: Arc<JobQueue>,
@@ -37,7 +37,7 @@ impl JobRun {
         Self { queue, job }
     }
 
-    /// Runs it to its end. A persistent agent that is about to end leaves it to the next one.
+    /// Runs the job to its end. A persistent agent that is about to end leaves it to the next one.
     pub async fn run(self, _alive: KeepAlive) {
         let result = tokio::select! {
             biased;
@@ -198,7 +198,7 @@ impl JobRun {
             })
         });
         let exit = exit.await?;
-        if !job.is_to_stop() {
+        if !job.is_stop_requested() {
             tokio::select! {
                 () = audit.finish(job) => {}
                 () = job.stop_requested(StopRequest::Graceful) => {}
@@ -269,9 +269,9 @@ fn outcome(job: &Job, result: ApiResult<JobExit>) -> (JobState, Option<JobExit>,
     let failed = |kind: &str, message| Some(Failure { kind: kind.to_owned(), message });
     match result {
         // Checked first: commands that end with 0 because they are asked to have not completed.
-        Ok(exit) if job.is_to_stop() => (JobState::Stopped, Some(exit), None),
+        Ok(exit) if job.is_stop_requested() => (JobState::Stopped, Some(exit), None),
         Ok(exit) if exit.is_success() => (JobState::Completed, Some(exit), None),
-        Err(_) if job.is_to_stop() => (JobState::Stopped, None, None),
+        Err(_) if job.is_stop_requested() => (JobState::Stopped, None, None),
         Ok(exit) => {
             let why = match (&exit.why, exit.code, exit.signal) {
                 (Some(why), ..) => failed(Failure::COMMAND_NOT_STARTED, why.clone()),

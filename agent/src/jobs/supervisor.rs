@@ -1,8 +1,8 @@
 //! `bdnfs launch`: the supervisor of one job, a process of its own.
 //!
 //! The agent starts it when all that the job reads is local. It reads one [`SupervisorOrder`] from its standard input, after the
-//! mount points that it is to unmount when there comes none, makes
-//! the mount namespace in which the job's sources lie where the job expects them (`namespace`), runs the job's
+//! mount points that it is to unmount when there comes none, makes the mount namespace in which the job's sources lie where
+//! the job expects them (`namespace`), runs the job's
 //! `commands` in it, keeps what they print (`log`), and writes down how they ended. It needs the agent for nothing of
 //! that: one that crashes finds the job again by the lock that this process holds, and by what it left in the job's
 //! directory. Every process that the commands start stays below this one, however it detaches itself, and ends with the job
@@ -241,7 +241,7 @@ pub fn lock(directory: &Path) -> Result<File> {
     Ok(lock)
 }
 
-/// The file in the job's `directory` that its supervisor holds locked, and the one that tells how its commands ended.
+/// The file in the job's `directory` that its supervisor holds locked, and the one with the exit of its commands.
 pub fn end_files(directory: &Path) -> (PathBuf, PathBuf) {
     (directory.join(LOCK_FILE), directory.join(ENDED_FILE))
 }

@@ -47,12 +47,12 @@ pub async fn resolve(
     request: &MountRequest,
 ) -> ApiResult<ResolvedSnapshot> {
     let found = resolve_listed(engine, scratch, history, request).await?;
-    arrange(engine, &found.snapshot, request, &found.resolved).await?;
+    apply_layout(engine, &found.snapshot, request, &found.resolved).await?;
     Ok(found)
 }
 
 /// Shows a snapshot in the layout that `request` asks for.
-async fn arrange(
+async fn apply_layout(
     engine: &Engine,
     snapshot: &Arc<Snapshot>,
     request: &MountRequest,
@@ -81,7 +81,7 @@ async fn resolve_listed(
     let patterns = Patterns::filter(request.weights.allow.as_deref(), &request.weights.ignore)?;
     let key = source_key(&uri.tree_identity(&request.weights.access), &patterns);
     if request.offline {
-        let cached = cached(engine, scratch, history, request, &uri, &key).await?;
+        let cached = find_cached(engine, scratch, history, request, &uri, &key).await?;
         let (resolved, listed) = cached.ok_or_else(|| {
             let text = format!(
                 "{uri} was never mounted, or the cache no longer has all of it; mount it without --offline"
@@ -93,9 +93,9 @@ async fn resolve_listed(
         ));
         return Ok(ResolvedSnapshot { note, ..resolved });
     }
-    let (found, listed) = match ask(engine, scratch, request, &uri, patterns).await {
+    let (found, listed) = match resolve_online(engine, scratch, request, &uri, patterns).await {
         Err(failure) if failure.is(Kind::Unavailable) || failure.is(Kind::Timeout) => {
-            let Some((resolved, listed)) = cached(engine, scratch, history, request, &uri, &key).await?
+            let Some((resolved, listed)) = find_cached(engine, scratch, history, request, &uri, &key).await?
             else {
                 return Err(failure);
             };
@@ -112,7 +112,7 @@ async fn resolve_listed(
 }
 
 /// The newest snapshot of a source that the cache has whole, held there, and when the source had it.
-async fn cached(
+async fn find_cached(
     engine: &Engine,
     scratch: &Path,
     history: &SourceHistory,
@@ -139,7 +139,7 @@ async fn cached(
 }
 
 /// Asks the mirror, else the origin, for the snapshot, and when the source had it.
-async fn ask(
+async fn resolve_online(
     engine: &Engine,
     scratch: &Path,
     request: &MountRequest,
@@ -262,7 +262,7 @@ pub async fn reopen(
         Failure::new(Kind::NotFound, text)
     };
     let snapshot = engine.reopen(&record.snapshot.parse()?, mirror, open).await?.ok_or_else(gone)?;
-    arrange(engine, &snapshot, request, &record.resolved).await?;
+    apply_layout(engine, &snapshot, request, &record.resolved).await?;
     Ok(snapshot)
 }
 

@@ -34,7 +34,7 @@ pub struct MountDefaults {
     pub mirror: Option<MirrorRequest>,
     /// The secret stores that are searched after a request's own.
     pub secrets: Vec<SecretStore>,
-    /// How staged mounts are served whose requests don't say.
+    /// The backend of staged mounts whose requests name none.
     pub via: MountBackend,
 }
 

@@ -43,7 +43,7 @@ pub struct Publication {
     bound: AtomicBool,
 }
 
-/// How a publication was asked to end.
+/// A request for a publication to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EndRequest {
     /// For now: the next agent resumes it.

@@ -103,7 +103,7 @@ impl Publications {
         Ok((publication, true))
     }
 
-    /// Publishes what has a name, and reconciles, now and then again. Never ends.
+    /// Publishes the named sources, and reconciles, every few minutes. Never ends.
     pub async fn watch(self: Arc<Self>) {
         loop {
             self.publish_sources().await;

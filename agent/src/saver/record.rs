@@ -18,7 +18,7 @@ const RECORD_FILE: &str = "saver.json";
 const END_FILE: &str = "saver.end";
 /// The directory in a volume with the seals of its units.
 pub(super) const SEALS_DIRECTORY: &str = "seals";
-/// How many events are kept: those before are told already, or too many to be of use.
+/// How many events are kept: earlier ones are reported already, or too many to be of use.
 const EVENTS_MAX: usize = 200;
 
 /// The record of a saver.
@@ -46,7 +46,7 @@ pub struct SavedState {
     pub complete: bool,
 }
 
-/// How a saver is to end before all is saved.
+/// A request for a saver to end before all is saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SaverEnd {

@@ -129,11 +129,11 @@ impl Saver {
         let mut upload: Option<SaveTask> = None;
         loop {
             let under_way = upload.as_ref().map(|upload| upload.unit.name().to_owned());
-            let looked = self.look(under_way.as_deref()).await;
+            let scanned = self.scan(under_way.as_deref()).await;
             if self.end_request == Some(SaverEnd::Discard) {
                 break;
             }
-            match &looked {
+            match &scanned {
                 Ok(seals) => {
                     let waiting = self.seal_settled(seals, under_way.as_deref()).await;
                     if upload.is_none() {
@@ -143,8 +143,9 @@ impl Saver {
                 Err(error) => self.fail(&self.context.order.place.display().to_string(), error),
             }
             self.count_backlog(upload.as_ref());
-            let is_hopeless = looked.as_ref().is_err_and(|error| error.kind() == Kind::Invalid);
-            if (looked.is_ok() && upload.is_none() && self.is_all_saved()) || self.should_give_up(is_hopeless)
+            let is_hopeless = scanned.as_ref().is_err_and(|error| error.kind() == Kind::Invalid);
+            if (scanned.is_ok() && upload.is_none() && self.is_all_saved())
+                || self.should_give_up(is_hopeless)
             {
                 break;
             }
@@ -174,14 +175,14 @@ impl Saver {
     }
 
     /// Scans the directory, and reports what is left out of it and what is gone.
-    async fn look(&mut self, under_way: Option<&str>) -> Result<Seals> {
+    async fn scan(&mut self, under_way: Option<&str>) -> Result<Seals> {
         let (context, has_ended) = (Arc::clone(&self.context), self.ended.is_some());
-        let look = blocking(move || {
+        let scan = blocking(move || {
             // Checked before the scan: a scan after the end finds everything.
             let ended = if has_ended { None } else { context.order.job_end() };
             Ok((ended, requested_end(&context.order.volume), DirectoryScan::read(&context.directory)))
         });
-        let (ended, end_request, found) = look.await?;
+        let (ended, end_request, found) = scan.await?;
         self.ended = self.ended.or(ended.map(|end| (Instant::now(), end)));
         self.end_request = end_request;
         let found = found?;

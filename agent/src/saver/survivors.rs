@@ -49,12 +49,12 @@ impl Saver {
     /// The units that a power cut left as they were sealed, the newest last.
     async fn find_survivors(&mut self) -> Result<Vec<SettledUnit>> {
         let context = Arc::clone(&self.context);
-        let look = blocking(move || {
+        let find = blocking(move || {
             let (seals, skipped) = context.directory.walk().and_then(Scan::into_seals)?;
             let last = seals.keys().map(|name| context.last_seal(name)).collect::<Vec<_>>();
             Ok((seals, skipped, last))
         });
-        let (seals, skipped, last) = look.await?;
+        let (seals, skipped, last) = find.await?;
         self.skip_all(skipped);
         self.record.report.given_up |= self.is_partial;
         self.settling.observe(&seals, &[], self.now());

@@ -62,7 +62,7 @@ impl ControlSocket {
         Ok(Self { listener, path: path.to_owned(), lock: None })
     }
 
-    /// Listens at `path`, which belongs to no cache: a lock file beside it tells whose it is.
+    /// Listens at `path`, which belongs to no cache: a lock file beside it names its owner.
     ///
     /// # Errors
     /// [`Kind::Busy`] when another process has it, which the message names; [`Kind::Disk`].

@@ -24,7 +24,7 @@ pub struct Scrape {
     pub metered: EngineTotals,
     /// The memory for fetches: of those that wait for no other node, of those that may, and of what is sent to others.
     pub memory: [BudgetUsage; 3],
-    /// How full the cache is.
+    /// The space that the cache uses and may use.
     pub usage: Usage,
     /// The scrubber's counters.
     pub scrubbed: ScrubCounts,
@@ -122,7 +122,7 @@ impl Scrape {
 }
 
 impl MountScrape {
-    /// The labels that tell it from other mounts.
+    /// The labels that distinguish it from other mounts.
     pub fn labels(&self) -> [(&'static str, &str); 2] {
         [("mountpoint", &self.mountpoint), ("source", &self.source)]
     }

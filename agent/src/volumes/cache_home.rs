@@ -117,7 +117,7 @@ impl CacheHome {
             .is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     }
 
-    /// Makes it, unless it is there, for its owner alone. What comes back keeps it from being removed; the supervisor of a job does
+    /// Creates the home, unless it exists, for its owner alone. The returned lock keeps it from being removed; the supervisor of a job does
     /// the same. Touches the local disk.
     ///
     /// # Errors
@@ -170,7 +170,7 @@ impl CacheHome {
 
     /// Moves `path`, which lies in it, into the trash.
     pub(super) fn move_to_trash(&self, path: &Path) -> io::Result<()> {
-        trash::take(path, &self.trash, &format!("{}-cache", self.scope.word()))
+        trash::move_into(path, &self.trash, &format!("{}-cache", self.scope.word()))
     }
 
     /// Moves the home into the trash. Touches the local disk. [`empty_trash`](Self::empty_trash) frees the space.

@@ -15,7 +15,7 @@ const TRASH_NAMES_MAX: u32 = 10_000;
 ///
 /// # Errors
 /// The disk's own.
-pub fn take(path: &Path, trash: &Path, name: &str) -> io::Result<()> {
+pub fn move_into(path: &Path, trash: &Path, name: &str) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(trash)?;
     for number in 0..TRASH_NAMES_MAX {
         let moved = fs::rename(path, trash.join(format!("{name}-{number}")));
@@ -28,7 +28,7 @@ pub fn take(path: &Path, trash: &Path, name: &str) -> io::Result<()> {
     Err(io::Error::other(format!("{} is full", trash.display())))
 }
 
-/// Begins to remove what lies in the directory `trash`, in a thread of its own. What this process doesn't get to, the next one removes.
+/// Starts a thread that removes what lies in the directory `trash`. What this process doesn't get to, the next one removes.
 pub fn empty(trash: PathBuf) -> Option<JoinHandle<()>> {
     let remove = move || {
         runtime::lower_priority();
@@ -137,7 +137,7 @@ mod tests {
             mkdirat(&deep, "deep", Mode::RWXU).unwrap();
             deep = openat(&deep, "deep", flags, Mode::empty()).unwrap();
         }
-        take(&taken, &trash, "x").unwrap();
+        move_into(&taken, &trash, "x").unwrap();
         remove_all(&trash);
         assert_eq!(fs::read_dir(&trash).unwrap().count(), 0);
         assert!(home.path().join("other").exists());

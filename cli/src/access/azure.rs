@@ -11,7 +11,7 @@ pub const SAS: &str = "AZURE_STORAGE_SAS_TOKEN";
 /// The variable with the password of a service principal.
 pub const PASSWORD: &str = "AZURE_CLIENT_SECRET";
 
-/// Loads them.
+/// Loads the credentials.
 pub fn load(env: &Environment) -> AzureAccess {
     AzureAccess {
         account_key: env.secret(&KEYS),

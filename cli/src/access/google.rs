@@ -10,7 +10,7 @@ use super::environment::Environment;
 /// The file of `gcloud auth application-default login`, in the home directory.
 const DEFAULT_CREDENTIALS_FILE: &str = ".config/gcloud/application_default_credentials.json";
 
-/// Loads them, and the path of this machine's identity token: `token_file`, else the environment's.
+/// Loads the credentials, and the path of this machine's identity token: `token_file`, else the environment's.
 pub fn load(env: &Environment, token_file: Option<&Path>) -> Result<GcsAccess> {
     let file = |names: &[&str]| env.first(names).map(absolute).transpose();
     let token = file(&["GOOGLE_WEB_IDENTITY_TOKEN_FILE"])?;

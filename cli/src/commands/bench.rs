@@ -20,7 +20,7 @@ pub struct BenchArgs {
     options: Vec<OsString>,
 }
 
-/// Replaces this process with it, so that exit code and signals are its own.
+/// Replaces this process with the benchmark program, so that exit code and signals are its own.
 pub fn run(args: &BenchArgs) -> Result<()> {
     let program = find().with_context(|| {
         format!(

@@ -71,7 +71,7 @@ const EXAMPLES: &str = "Examples:
 /// The directory in a pod with the credentials for the API server.
 const SERVICE_ACCOUNT_DIRECTORY: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// Serves until it is told to stop.
+/// Serves until a signal stops it.
 pub fn run(args: CsiArgs) -> Result<()> {
     runtime::block_on(async {
         let end = signals::termination();
@@ -118,7 +118,7 @@ pub fn run(args: CsiArgs) -> Result<()> {
     })
 }
 
-/// The API server of the cluster in which this process runs, as Kubernetes tells it to pods.
+/// The URL of the API server of this pod's cluster, from the environment.
 fn in_cluster() -> Result<String> {
     let variable = |name| {
         std::env::var(name).with_context(|| format!("{name} is not set, so there is no API server for --events and --locality; name the --api-server"))

@@ -54,7 +54,7 @@ impl<'a> JsonReader<'a> {
     }
 }
 
-/// An object as it is written: all its pairs, in their order.
+/// A JSON object as it is written: all its pairs, in their order.
 struct JsonObject<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for JsonObject<'a> {

@@ -45,7 +45,7 @@ pub struct ConfigFile {
     socket: Option<PathBuf>,
     /// Secret stores: directories and TOML files.
     secrets: Vec<PathBuf>,
-    /// How staged mounts are served whose requests don't say.
+    /// The backend of staged mounts whose requests name none.
     via: Option<MountBackend>,
     /// How long mounts wait for the next agent (`hold`).
     hold: Option<String>,
@@ -57,7 +57,7 @@ pub struct ConfigFile {
     mirror: Option<MirrorSection>,
     /// The cluster of this node.
     cluster: Option<ClusterSection>,
-    /// What may be published for containers, and where.
+    /// Publications for containers.
     publications: PublicationSection,
     /// Sources that have a name.
     sources: BTreeMap<String, SourceSection>,

@@ -39,7 +39,7 @@ pub struct PublicationSection {
     cdi_file: Option<PathBuf>,
 }
 
-/// How volumes of Docker and podman are served.
+/// The `[docker]` section: the volume plugin for Docker and podman.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DockerSection {

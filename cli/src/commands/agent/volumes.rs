@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::config::duration;
 
-/// The places and the limits of jobs' volumes.
+/// The `[volumes]` section: the places and the limits of jobs' volumes.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct VolumeSection {

@@ -87,7 +87,7 @@ pub async fn run(args: CheckpointWaitArgs) -> Result<()> {
     print_value(args.target.json, &report, || format_state(&group))
 }
 
-/// Asks the mirror until the condition holds. Tells on stderr what there is each time it changes.
+/// Asks the mirror until the condition holds. Prints each change of the state on stderr.
 async fn wait_for(
     mirror: &Mirror,
     selector: &CheckpointSelector,

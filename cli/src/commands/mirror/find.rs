@@ -5,7 +5,7 @@ use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::Ref;
 use bdnfs::source::Uri;
 
-/// The fewest digits by which an id can be name.
+/// The fewest digits that can name an id.
 const MIN_ID_DIGITS: usize = 6;
 
 /// Finds the ref that `name` means: by its source, or by the first digits of its snapshot's id or its own.

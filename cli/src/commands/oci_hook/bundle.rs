@@ -34,13 +34,13 @@ pub struct ContainerState {
 }
 
 impl ContainerState {
-    /// Reads it as JSON.
+    /// Reads the state as JSON.
     pub fn read(from: impl Read) -> Result<Self> {
         serde_json::from_reader(from.take(MAX_STATE_BYTES))
             .context("standard input is not the state of a container")
     }
 
-    /// Whether there is no container any more.
+    /// Whether the container has ended.
     pub fn has_ended(&self) -> bool {
         self.status == STOPPED_STATUS
     }
@@ -72,9 +72,9 @@ pub struct ContainerWeights {
     pub ignore: Vec<String>,
     /// Patterns of files that may be executed.
     pub executable: Vec<String>,
-    /// How its tree is shown.
+    /// The layout of the tree.
     pub layout: Option<TreeLayout>,
-    /// How the source is authorized.
+    /// The authorization method for the source.
     pub auth: Option<AuthMethod>,
 }
 

@@ -11,9 +11,9 @@ use bdnfs_agent::api::publication::{PublicationState, publication_key};
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use serde::{Deserialize, Serialize};
 
-/// The file that says how far the sources are.
+/// The file with the progress of the sources.
 const STATE_FILE: &str = "state";
-/// The name under which it is written at first. No source has a dot in its name.
+/// The temporary name of a new state file. No source has a dot in its name.
 const NEW_STATE_FILE: &str = "state.new";
 /// The file that the watcher has locked while it runs.
 const WATCHER_LOCK: &str = "watcher.lock";
@@ -25,7 +25,7 @@ pub struct SlurmJobDirectory {
     id: u32,
 }
 
-/// How far the sources of a job are.
+/// The progress of a job's sources.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct JobSources {
     /// Published when all are.
@@ -57,7 +57,7 @@ impl SlurmJobDirectory {
         self.path.join(name)
     }
 
-    /// Makes it for the user `uid`, with a first state. Other users than that do not get in.
+    /// Creates the directory for the user `uid`, with a first state. Other users have no access.
     pub fn create(&self, uid: u32, state: &JobSources) -> Result<()> {
         let make = || {
             if let Some(parent) = self.path.parent() {
@@ -119,7 +119,7 @@ impl SlurmJobDirectory {
         lock.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared).is_ok())
     }
 
-    /// Removes the state, which says that the job has ended. Answers whether there was one.
+    /// Removes the state, which says that the job has ended. Returns whether there was one.
     pub fn end(&self) -> Result<bool> {
         match fs::remove_file(self.path.join(STATE_FILE)) {
             Ok(()) => Ok(true),
@@ -128,7 +128,7 @@ impl SlurmJobDirectory {
         }
     }
 
-    /// Removes it, once nothing is mounted there any more.
+    /// Removes the directory, once nothing is mounted there any more.
     pub fn remove(&self) -> Result<()> {
         fs::remove_dir_all(&self.path).with_context(|| format!("cannot remove {}", self.path.display()))
     }

@@ -18,7 +18,7 @@ use crate::{runtime, text};
 /// How often a waiting task shows the progress of staging.
 const PROGRESS_REPORT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Begins. What goes wrong is written down for the task, which then fails.
+/// Begins to stage. A failure is written down for the task, which then fails.
 ///
 /// # Errors
 /// Where that can't be written down, so that Slurm runs the job elsewhere.
@@ -64,7 +64,7 @@ fn failed(error: &anyhow::Error) -> JobSources {
     JobSources { state: PublicationState::Failed, message: text::line(error), sources: BTreeMap::new() }
 }
 
-/// Stages what the job names, and says in its directory how far that is.
+/// Stages what the job names, and writes the progress to its directory.
 pub fn watch(args: &ProvisionArgs) -> Result<()> {
     let (job, client) = (args.jobs.job()?, args.publisher.client()?);
     runtime::block_on(async {
@@ -84,7 +84,7 @@ pub fn watch(args: &ProvisionArgs) -> Result<()> {
     })
 }
 
-/// Publishes all; answers `false` where the job ended meanwhile.
+/// Publishes all; returns `false` where the job ended meanwhile.
 async fn stage(args: &ProvisionArgs, job: &SlurmJobDirectory, client: &Client) -> Result<bool> {
     let comment = std::env::var(comment::VARIABLE)?;
     let (mut requests, mut sources) = (BTreeMap::new(), BTreeMap::new());
