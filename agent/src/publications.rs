@@ -179,7 +179,7 @@ impl Publications {
             found.gone().await;
         };
         if publication.is_published() {
-            self.bind_again(&publication).await?;
+            self.rebind(&publication).await?;
             return Ok(publication.status());
         }
         let waiter = publication.wait();
@@ -264,7 +264,7 @@ impl Publications {
     }
 
     /// Binds a target again that was unmounted from outside.
-    async fn bind_again(&self, publication: &Arc<Publication>) -> ApiResult<()> {
+    async fn rebind(&self, publication: &Arc<Publication>) -> ApiResult<()> {
         let (Some(target), Some(base)) = (publication.target.clone(), publication.base()) else {
             return Ok(());
         };

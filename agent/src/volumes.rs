@@ -132,7 +132,7 @@ impl Volumes {
 
     /// Removes what a crash has left: scratch directories that are not locked, but for those of the jobs
     /// `needed`, and what is in the trash. The rest is removed in the background. Touches the local disk.
-    pub fn clear(&self, needed: &HashSet<PathBuf>) {
+    pub fn remove_leftovers(&self, needed: &HashSet<PathBuf>) {
         for tenant in subdirectories(&self.config.dir) {
             for job in subdirectories(&tenant.join(JOBS_DIRECTORY)) {
                 let id = job.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn clear_removes_volumes_neither_locked_nor_needed() {
+    fn remove_leftovers_spares_locked_and_needed_volumes() {
         let home = tempfile::tempdir().unwrap();
         let volumes = volumes(home.path());
         let of = |id: &str| {
@@ -276,7 +276,7 @@ mod tests {
             (volume, lock)
         };
         let ((held, _lock), (needed, _), (left, _)) = (of("held"), of("needed"), of("left"));
-        volumes.clear(&HashSet::from([needed.path().to_owned()]));
+        volumes.remove_leftovers(&HashSet::from([needed.path().to_owned()]));
         assert!(held.scratch().exists() && needed.scratch().exists());
         assert!(!left.path().exists());
     }

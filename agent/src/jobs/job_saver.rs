@@ -152,7 +152,7 @@ fn saver_order(run: &JobRun) -> Result<SaveOrder> {
     let mirror = mirror
         .ok_or_else(|| Error::new(Kind::Invalid, "checkpoints are saved in a mirror, and there is none"))?;
     let (volume, config) = (queue.volume_of(job), queue.volumes.config());
-    let (job_lock, job_exit) = supervisor::end_files(job.directory());
+    let (job_lock, job_exit) = supervisor::lock_and_exit_files(job.directory());
     Ok(SaveOrder {
         volume: volume.path().to_owned(),
         directory: volume.checkpoints(),

@@ -235,7 +235,7 @@ impl JobQueue {
         let unfinished: Vec<_> = self.all().into_iter().filter(|job| !job.has_ended()).collect();
         let needed = unfinished.iter().map(|job| self.volume_of(job).path().to_owned()).collect();
         let queue = Arc::clone(self);
-        tokio::task::spawn_blocking(move || queue.volumes.clear(&needed));
+        tokio::task::spawn_blocking(move || queue.volumes.remove_leftovers(&needed));
         for job in unfinished.into_iter().filter(|job| job.is_restored()) {
             tokio::spawn(JobRun::new(Arc::clone(self), job).run(self.lifecycle.keep_alive()));
         }

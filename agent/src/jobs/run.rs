@@ -20,9 +20,9 @@ use crate::api::{ApiResult, Failure};
 use crate::lifecycle::KeepAlive;
 
 /// How long a supervisor that another process started may take until its commands run.
-const START_TIMEOUT: Duration = Duration::from_secs(60);
+const COMMANDS_START_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often such a supervisor is checked.
-const START_POLL_INTERVAL: Duration = Duration::from_millis(50);
+const COMMANDS_START_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// One run of a job, which carries it to its end.
 #[derive(Clone, Debug)]
@@ -67,7 +67,7 @@ impl JobRun {
         }
     }
 
-    /// Waits until the agent leaves its jobs to the next one.
+    /// Waits until a persistent agent leaves its jobs to the next one; never ends for another.
     async fn left_to_next_agent(&self) {
         if !self.queue.lifecycle.is_persistent() {
             std::future::pending::<()>().await;
@@ -129,7 +129,7 @@ impl JobRun {
     /// The supervisor that an earlier agent started, once its commands run.
     async fn find_supervisor(&self) -> Option<SupervisorInfo> {
         let directory = self.job.directory();
-        let deadline = Instant::now() + START_TIMEOUT;
+        let deadline = Instant::now() + COMMANDS_START_TIMEOUT;
         loop {
             let lives = supervisor::is_supervised(directory);
             if let Some(supervisor) = supervisor::started(directory) {
@@ -138,7 +138,7 @@ impl JobRun {
             if !lives || Instant::now() > deadline {
                 return None;
             }
-            tokio::time::sleep(START_POLL_INTERVAL).await;
+            tokio::time::sleep(COMMANDS_START_POLL_INTERVAL).await;
         }
     }
 

@@ -242,7 +242,7 @@ pub fn lock(directory: &Path) -> Result<File> {
 }
 
 /// The file in the job's `directory` that its supervisor holds locked, and the one with the exit of its commands.
-pub fn end_files(directory: &Path) -> (PathBuf, PathBuf) {
+pub fn lock_and_exit_files(directory: &Path) -> (PathBuf, PathBuf) {
     (directory.join(LOCK_FILE), directory.join(ENDED_FILE))
 }
 

@@ -42,7 +42,7 @@ impl Publications {
         let records = std::mem::take(&mut *self.last_run.lock());
         for (key, record) in records {
             if record.pending.is_some() {
-                self.begin_again(key, record).await;
+                self.resume_pending(key, record).await;
                 continue;
             }
             let publications = Arc::clone(self);
@@ -63,7 +63,7 @@ impl Publications {
     }
 
     /// Resumes a publication that was pending when the agent ended.
-    async fn begin_again(self: &Arc<Self>, key: String, record: PublicationRecord) {
+    async fn resume_pending(self: &Arc<Self>, key: String, record: PublicationRecord) {
         // The configured targets or sources may have changed.
         match self.check(&key, &record.request).await {
             Ok(target) => {

@@ -30,8 +30,8 @@ impl Saver {
     pub(super) fn finish(&mut self, unit: &SettledUnit, outcome: Result<UploadOutcome>) {
         match outcome {
             Ok(UploadOutcome::Saved(saved, removed)) => {
-                self.saved(unit, &saved);
-                self.pruned(removed);
+                self.record_saved(unit, &saved);
+                self.report_pruned(removed);
             }
             Ok(outcome) => {
                 let unknown = matches!(outcome, UploadOutcome::WritersUnknown);
@@ -43,7 +43,7 @@ impl Saver {
         }
     }
 
-    fn saved(&mut self, unit: &SettledUnit, saved: &SavedCheckpoint) {
+    fn record_saved(&mut self, unit: &SettledUnit, saved: &SavedCheckpoint) {
         self.retry.remove(unit.name());
         self.clear_failure();
         let state = SavedState { fingerprint: unit.fingerprint, complete: saved.complete };
@@ -83,7 +83,7 @@ impl Saver {
     }
 
     /// Reports what was removed from the mirror to keep only the newest.
-    fn pruned(&mut self, removed: Result<Vec<CheckpointId>>) {
+    fn report_pruned(&mut self, removed: Result<Vec<CheckpointId>>) {
         match removed {
             Ok(removed) => {
                 removed.iter().for_each(|id| self.record.note(format!("removed {id}: newer ones are kept")))

@@ -209,9 +209,9 @@ impl Saver {
         for (name, state) in self.settling.units().clone() {
             let complete = state.is_complete(now, ended, completed);
             let saved = self.record.saved.get(&name).filter(|saved| saved.fingerprint == state.fingerprint);
-            let (is_saved, is_told) =
+            let (is_saved, is_up_to_date) =
                 (saved.is_some(), saved.is_some_and(|saved| saved.complete || !complete));
-            if is_told {
+            if is_up_to_date {
                 continue;
             }
             if self.refused.get(&name) == Some(&state.fingerprint) || under_way == Some(&*name) {

@@ -49,10 +49,10 @@ const CLOCK_TICK: Duration = Duration::from_millis(10);
 /// How often a save is tried when another node saves at the same time.
 const SAVE_ATTEMPTS: u32 = 5;
 
-/// The state of a home.
+/// The sync state of a home: the snapshot that it was last equal to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SyncState {
-    /// The snapshot that it was last the same as: its manifest's digest, in hexadecimal digits.
+    /// The snapshot that the home was last equal to: its manifest's digest, in hexadecimal.
     #[serde(default)]
     pub manifest: Option<String>,
     /// The time from which on a change of a file counts, in nanoseconds since 1970 by the clock of its disk.
@@ -70,7 +70,7 @@ impl SyncState {
     }
 }
 
-/// A home whose turn it is, and its mirror.
+/// The sync of a home with its mirror, in the home's turn.
 #[derive(Debug)]
 pub struct CacheSync {
     home: CacheHome,
@@ -92,7 +92,7 @@ pub struct BroughtCache {
     pub bytes: u64,
     /// The paths that were changed here and elsewhere, of which the later change was kept.
     pub conflicts: Vec<Vec<u8>>,
-    /// Whether it was removed elsewhere, and therefore emptied here.
+    /// Whether the home was removed on another node, and therefore emptied here.
     pub is_emptied: bool,
     generation: u64,
 }
@@ -124,8 +124,8 @@ impl CacheSync {
         Self { home, mirror, turn }
     }
 
-    /// Does what touches the home on a blocking thread.
-    async fn at_home<T: Send + 'static>(
+    /// Runs `work` on the home on a blocking thread, within the turn.
+    async fn with_home<T: Send + 'static>(
         &self,
         work: impl FnOnce(&CacheHome) -> Result<T> + Send + 'static,
     ) -> Result<T> {
@@ -144,13 +144,13 @@ impl CacheSync {
     pub async fn bring(&self, progress: &DownloadProgress) -> Result<BroughtCache> {
         let latest = self.mirror.latest(&self.home.key()).await?;
         let nothing = BroughtCache { generation: latest.generation, ..BroughtCache::default() };
-        let state = self.at_home(CacheHome::sync_state).await?;
+        let state = self.with_home(CacheHome::sync_state).await?;
         let Some(found) = latest.content? else { return Ok(nothing) };
         if found.removed {
             if state.manifest.is_none() {
                 return Ok(nothing);
             }
-            self.at_home(CacheHome::discard).await?;
+            self.with_home(CacheHome::discard).await?;
             return Ok(BroughtCache { is_emptied: true, ..nothing });
         }
         let id = found.manifest;
@@ -185,7 +185,7 @@ impl CacheSync {
             conflicts: conflicts.iter().cloned().collect(),
             ..brought
         };
-        self.at_home(move |home| home.finish_bringing(&plan, &theirs, &id)).await?;
+        self.with_home(move |home| home.finish_bringing(&plan, &theirs, &id)).await?;
         Ok(brought)
     }
 
@@ -216,15 +216,17 @@ impl CacheSync {
             Some(found) => Some(self.manifest(&found.manifest).await?),
             None => None,
         };
-        let Some(changed) = self.at_home(move |home| home.changes(former.as_ref())).await? else {
+        let Some(changed) = self.with_home(move |home| home.changes(former.as_ref())).await? else {
             return Ok(SavedCache { brought, published: None, busy: Vec::new(), skipped: 0 });
         };
         let follows = Succession::After(brought.generation);
         let source = MirrorSource::local(self.home.source(), Arc::new(changed.origin), follows);
         let published = mirror_source(&self.mirror, &source, config, progress).await?;
         let (manifest, since) = (Some(published.latest_ref.manifest.to_string()), changed.since);
-        self.at_home(move |home| home.write_sync_state(&SyncState { manifest, since, ..home.sync_state()? }))
-            .await?;
+        self.with_home(move |home| {
+            home.write_sync_state(&SyncState { manifest, since, ..home.sync_state()? })
+        })
+        .await?;
         let published = Some(published).filter(|published| published.new);
         Ok(SavedCache { brought, published, busy: changed.busy, skipped: changed.skipped })
     }
@@ -258,7 +260,7 @@ impl CacheHome {
         }
     }
 
-    /// Writes its state, for good.
+    /// Writes the state durably.
     fn write_sync_state(&self, state: &SyncState) -> Result<()> {
         let failed = || format!("cannot write {}", self.path().join(STATE_FILE).display());
         write_json(self.path(), STATE_FILE, state).with_context(failed)
@@ -294,7 +296,7 @@ impl CacheHome {
         self.write_sync_state(&SyncState { boot: None, ..state })
     }
 
-    /// The time now, by the clock that files in it are dated by, in nanoseconds since 1970. What was done before is dated earlier.
+    /// The current time by the clock of the home's disk, in nanoseconds since 1970. Earlier changes have an earlier time.
     fn time(&self) -> Result<i64> {
         std::thread::sleep(CLOCK_TICK);
         let failed = || format!("cannot write to {}", self.path().display());
@@ -303,7 +305,7 @@ impl CacheHome {
         Ok(stat.ctime().saturating_mul(1_000_000_000).saturating_add(stat.ctime_nsec()))
     }
 
-    /// Empties it: it was removed elsewhere.
+    /// Empties the home, which was removed on another node.
     fn discard(&self) -> Result<()> {
         let failed = || format!("cannot empty {}", self.path().display());
         self.move_to_trash(&self.tree()).and_then(|()| self.create_tree()).with_context(failed)?;

@@ -9,7 +9,7 @@ use crate::source::Source;
 /// The prefix of the sources in a comment; text before it is for people.
 const COMMENT_PREFIX: &str = "bdnfs:";
 /// The variable in which Slurm passes the job's comment.
-pub const VARIABLE: &str = "SLURM_JOB_COMMENT";
+pub const COMMENT_VARIABLE: &str = "SLURM_JOB_COMMENT";
 
 /// Whether a comment names sources.
 pub fn names_sources(comment: &str) -> bool {

@@ -23,7 +23,8 @@ const PROGRESS_REPORT_INTERVAL: Duration = Duration::from_secs(30);
 /// # Errors
 /// Where that can't be written down, so that Slurm runs the job elsewhere.
 pub fn run(args: &ProvisionArgs) -> Result<()> {
-    let Some(comment) = std::env::var(comment::VARIABLE).ok().filter(|text| comment::names_sources(text))
+    let Some(comment) =
+        std::env::var(comment::COMMENT_VARIABLE).ok().filter(|text| comment::names_sources(text))
     else {
         return Ok(());
     };
@@ -86,7 +87,7 @@ pub fn watch(args: &ProvisionArgs) -> Result<()> {
 
 /// Publishes all; returns `false` where the job ended meanwhile.
 async fn stage(args: &ProvisionArgs, job: &SlurmJobDirectory, client: &Client) -> Result<bool> {
-    let comment = std::env::var(comment::VARIABLE)?;
+    let comment = std::env::var(comment::COMMENT_VARIABLE)?;
     let (mut requests, mut sources) = (BTreeMap::new(), BTreeMap::new());
     for (name, source) in comment::parse(&comment)? {
         let request = args.publisher.request(&source, None, job.holder())?;
