@@ -28,9 +28,14 @@ pub fn check(request: &JobRequest, mounter: &Mounter, stores: &[SecretStore]) ->
     check_locations(&places)?;
     let loaded = request.load.as_ref().map(|load| load.download_folder.as_path());
     let saved = checkpoint_place(request);
-    let own: Vec<_> = loaded.into_iter().chain(saved.as_deref()).collect();
-    if let Some(folder) = own.iter().find(|folder| !folder.is_absolute()) {
-        return invalid(format!("{} must be absolute", folder.display()));
+    let own = [
+        ("load_checkpoint_config.download_folder", loaded),
+        ("checkpointing_config.checkpoint_path", saved.as_deref()),
+    ];
+    for (key, place) in own {
+        if let Some(place) = place.filter(|place| !place.is_absolute()) {
+            return invalid(format!("{key}: must be absolute, not {}", place.display()));
+        }
     }
     if saved.is_some() && request.direct {
         return invalid("checkpoints are saved in a mirror; leave out --no-mirror".to_owned());
@@ -38,7 +43,8 @@ pub fn check(request: &JobRequest, mounter: &Mounter, stores: &[SecretStore]) ->
     job_caches::check(request)?;
     let caches = request.cache.as_ref().map_or_else(Vec::new, TrainingCache::places);
     let caches = caches.iter().map(PathBuf::as_path);
-    let places: Vec<_> = places.into_iter().chain(own).chain(caches).collect();
+    let places: Vec<_> =
+        places.into_iter().chain(own.into_iter().filter_map(|(_, place)| place)).chain(caches).collect();
     check_places(&[&places[..], &[Path::new(SCRATCH_PLACE)]].concat())?;
     check_workdir(&request.workdir, &places)?;
     for mount in &requests(mounter, request, |number| request.weights[number].mountpoint.clone())? {

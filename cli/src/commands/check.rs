@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use bdnfs::error::Kind;
+use bdnfs::error::{Error, Kind};
 use bdnfs::source::{Diagnostic, Diagnostics, DocumentPath, SecretStore, Severity, Uri};
 use bdnfs::weights::{self, Accepted, Rules, Variable};
 use bdnfs_agent::jobs::{self, supervisor};
@@ -116,10 +116,10 @@ fn check(
             };
         }
     };
-    let (accepted, mut findings) = weights::read(&document.value, rules);
+    let (mut accepted, mut findings) = weights::read(&document.value, rules);
     check_job(&document.value, &mut findings);
-    check_places(&document.value, &accepted, &mut findings);
     let secrets = find_secrets(named_secrets(&document.value, &accepted), stores, env, &mut findings);
+    check_places(&document.value, &mut accepted, &mut findings);
     let mut findings: Vec<_> = document
         .findings
         .iter()
@@ -149,16 +149,17 @@ fn check_job(document: &Value, findings: &mut Diagnostics) {
     }
 }
 
-/// Checks the directories that a job would have against each other and what is at them on this machine, where it is to run.
-fn check_places(document: &Value, accepted: &[Accepted], findings: &mut Diagnostics) {
+/// Checks the directories that a job would have against each other and what is at them on this machine, where it is to run. Weights
+/// that can't be where they are wanted are no longer `accepted`.
+fn check_places(document: &Value, accepted: &mut Vec<Accepted>, findings: &mut Diagnostics) {
     let mut places = Vec::new();
-    for Accepted { place, weights, .. } in accepted {
-        check_place(&place.key("mount_location"), &weights.mount_location, &mut places, findings);
-    }
     let job = weights::job_commands(document);
     if !job.start_commands.is_empty() {
         check_place(&job.place, Path::new(SCRATCH_PLACE), &mut places, findings);
     }
+    accepted.retain(|Accepted { place, weights, .. }| {
+        check_place(&place.key("mount_location"), &weights.mount_location, &mut places, findings)
+    });
     if let Some(load) = &job.load {
         let place = job.place.key("load_checkpoint_config").key("download_folder");
         check_place(&place, &load.download_folder, &mut places, findings);
@@ -174,24 +175,37 @@ fn check_places(document: &Value, accepted: &[Accepted], findings: &mut Diagnost
     if let Some(cache) = cache.filter(|cache| weights::is_cache_base(&cache.mount_base_path)) {
         let place = job.place.key("cache_config");
         match jobs::check_cache_places(&cache, &outside_caches) {
-            Ok(()) => cache.places().iter().for_each(|path| check_place(&place, path, &mut places, findings)),
+            Ok(()) => cache.places().iter().for_each(|path| {
+                check_place(&place, path, &mut places, findings);
+            }),
             Err(error) => findings.reject(&place, error.to_string()),
         }
     }
 }
 
-/// Checks `path`, which `place` names, beside the other `places` of the job, and adds it to them.
-fn check_place(place: &DocumentPath, path: &Path, places: &mut Vec<PathBuf>, findings: &mut Diagnostics) {
-    if !path.is_absolute() {
-        return findings.reject(place, format!("must be absolute, so begin with a slash: {path:?}"));
-    }
+/// Checks `path`, which `place` names, beside the other `places` of the job, and adds it to them. False where it is rejected.
+fn check_place(
+    place: &DocumentPath,
+    path: &Path,
+    places: &mut Vec<PathBuf>,
+    findings: &mut Diagnostics,
+) -> bool {
     let all: Vec<_> = places.iter().map(PathBuf::as_path).chain([path]).collect();
-    match supervisor::check_places(&[path]).and_then(|()| supervisor::check_places(&all)) {
+    let check = || supervisor::check_places(&[path]).and_then(|()| supervisor::check_places(&all));
+    match if path.is_absolute() { check() } else { Err(not_absolute(path)) } {
         Ok(()) => places.push(path.to_owned()),
-        Err(error) if error.kind() == Kind::Invalid => findings.reject(place, error.to_string()),
+        Err(error) if error.kind() == Kind::Invalid => {
+            findings.reject(place, error.to_string());
+            return false;
+        }
         // Another process may look at it.
         Err(error) => findings.warn(place, error.to_string()),
     }
+    true
+}
+
+fn not_absolute(path: &Path) -> Error {
+    Error::new(Kind::Invalid, format!("must be absolute, so begin with a slash: {path:?}"))
 }
 
 fn accepted_weights(accepted: Accepted, document: &Document) -> AcceptedWeights {

@@ -51,6 +51,10 @@ fn job_posted_with_what_the_command_refuses_is_refused_at_once() {
     ] {
         refused(&agent, json!({"workdir": workdir}), words);
     }
+    let folder = json!({"checkpoints": {"path": "saved"}});
+    refused(&agent, folder, "checkpointing_config.checkpoint_path: must be absolute, not saved");
+    let folder = json!({"load": {"checkpoints": [], "download_folder": "loaded"}});
+    refused(&agent, folder, "load_checkpoint_config.download_folder: must be absolute, not loaded");
     refused(&agent, json!({"start_commands": ["true", "echo a\0b"]}), "start_commands[1] contains a NUL");
     refused(&agent, json!({"environment": {"A": "b\0"}}), "the variable A contains a NUL");
     refused(&agent, json!({"environment": {"A\0": "b"}}), "can't be the name of a variable");

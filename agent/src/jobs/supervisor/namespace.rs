@@ -137,11 +137,13 @@ pub fn check_places(paths: &[&Path]) -> Result<()> {
         }
         let place = Place::find(path).map_err(|e| e.within(format!("cannot mount at {}", path.display())))?;
         if let Some(other) = found.insert(place.path(), path) {
-            let (path, other, place) = (path.display(), other.display(), place.path());
-            return Err(invalid(format!(
-                "the mount locations {other} and {path} are one directory, {}; choose another for one of them",
-                place.display()
-            )));
+            let what = if path == other {
+                format!("two things are to be at {}", path.display())
+            } else {
+                let (other, path, place) = (other.display(), path.display(), place.path());
+                format!("the mount locations {other} and {path} are one directory, {}", place.display())
+            };
+            return Err(invalid(format!("{what}; choose another for one of them")));
         }
     }
     Ok(())

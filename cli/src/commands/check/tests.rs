@@ -121,22 +121,27 @@ fn check_rejects_overlapping_or_relative_job_directories() {
         (
             enabled("checkpointing_config", "checkpoint_path = '/models/a'"),
             "/models/a",
-            "file:3: runtime.checkpointing_config.checkpoint_path: the mount locations /models/a and /models/a are one",
+            "file:3: runtime.checkpointing_config.checkpoint_path: two things are to be at /models/a",
         ),
         (
             enabled("checkpointing_config", "checkpoint_path = '/mnt/bt-scratch'"),
             "/models/a",
-            "are one directory",
+            "two things are to be at /mnt/bt-scratch",
         ),
         (
             enabled("cache_config", "mount_base_path = '/c'"),
             "/c/user_artifacts/m",
             "file:3: runtime.cache_config: /c/user_artifacts/m and the cache at /c/user_artifacts hide each other",
         ),
-        (String::new(), "/mnt/bt-scratch", "are one directory"),
+        (
+            String::new(),
+            "/mnt/bt-scratch",
+            "file:6: weights[0].mount_location: two things are to be at /mnt/bt-scratch; choose another",
+        ),
     ] {
         let said = said(&runtime, mount);
         assert!(said.contains(wrong), "{said}");
+        assert_eq!(said.contains("accepted:"), mount != "/mnt/bt-scratch", "{said}");
     }
     for runtime in [
         "checkpointing_config = { enabled = false, checkpoint_path = 'ckpts' }".to_owned(),
