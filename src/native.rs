@@ -18,4 +18,5 @@ pub mod image;
 mod node;
 mod staged;
 
+pub use data_layout::DevicePart;
 pub use staged::{MAX_WORTHWHILE_FILE_BYTES, NativeSnapshot, is_worthwhile};

@@ -67,6 +67,17 @@ pub(super) struct Chunks {
     pub places: Vec<ChunkPlace>,
 }
 
+/// The part of a file that lies on one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DevicePart {
+    /// Its first byte in the file.
+    pub from: u64,
+    /// Its first byte on the device.
+    pub at: u64,
+    /// Its length, in bytes.
+    pub len: u64,
+}
+
 impl DataLayout {
     /// The layout of `manifest` in blocks of 2^`block_bits` bytes.
     ///
@@ -187,6 +198,18 @@ impl DataLayout {
         (0..).zip(&self.starts).filter(|(_, block)| lies_there(block)).map(|(entry, _)| entry).collect()
     }
 
+    /// The part of entry `index`, a file of `len` bytes, that lies in the pack, or else on the device that is its blob.
+    pub(super) fn device_part(&self, index: u32, len: u64, in_pack: bool) -> DevicePart {
+        let block = self.starts[index as usize];
+        let packed = self.packed.binary_search_by_key(&block, |part| part.block);
+        let from = packed.map_or(len, |at| self.packed[at].from);
+        if in_pack {
+            DevicePart { from, at: u64::from(block) << self.block_bits, len: len - from }
+        } else {
+            DevicePart { from: 0, at: 0, len: from }
+        }
+    }
+
     /// The files in the pack from byte `start` on, in order, each with its offset there.
     pub(super) fn packed_from(&self, start: u64) -> impl Iterator<Item = (u64, PackedPart)> + '_ {
         let begin = |part: &PackedPart| u64::from(part.block) << self.block_bits;
@@ -258,6 +281,14 @@ mod tests {
         assert_eq!((layout.pack_bytes(), layout.device_blobs().len()), (4 * 512, 2));
         let packed: Vec<_> = layout.packed_from(1024).map(|(at, part)| (at, part.entry, part.from)).collect();
         assert_eq!(packed, [(1024, 3, 0), (1536, 5, (2 << 20) + 65536)]);
+        let large = (2 << 20) + 65536;
+        let small = |in_pack| layout.device_part(3, 512, in_pack);
+        assert_eq!(small(true), DevicePart { from: 0, at: 1024, len: 512 });
+        assert_eq!(small(false).len, 0, "all of it is packed");
+        let part = |in_pack| layout.device_part(5, large + 3, in_pack);
+        assert_eq!(part(true), DevicePart { from: large, at: 1536, len: 3 });
+        assert_eq!(part(false), DevicePart { from: 0, at: 0, len: large });
+        assert_eq!(layout.device_part(4, 2 << 20, false), DevicePart { from: 0, at: 0, len: 2 << 20 });
     }
 
     #[test]

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, StatxFlags};
 
 use super::aligned_pack::AlignedPack;
-use super::data_layout::{DataLayout, PAGE_BLOCK_BITS, SMALL_BLOCK_BITS};
+use super::data_layout::{DataLayout, DevicePart, PAGE_BLOCK_BITS, SMALL_BLOCK_BITS};
 use super::image::{self, ImageOptions};
 use crate::blob::Key;
 use crate::cache::layout::{BlobFile, Layout as CacheLayout};
 use crate::engine::Engine;
 use crate::error::{Error, Kind, Result};
+use crate::manifest::Node;
 use crate::snapshot::Snapshot;
 use crate::source::Patterns;
 use crate::task::blocking;
@@ -99,19 +100,16 @@ impl NativeSnapshot {
         self.device_blobs().map(|(snapshot, blob)| device(snapshot, blob)).collect()
     }
 
-    /// The blobs of its devices that the cache does not have whole. Touches the local disk.
+    /// The blobs of its devices, and whether the cache has them whole. Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Corrupt`] when the manifest is.
-    pub fn missing_devices(&self) -> Result<Vec<Key>> {
-        let mut missing = Vec::new();
-        for (snapshot, blob) in self.device_blobs() {
+    pub fn devices_whole(&self) -> Result<Vec<(Key, bool)>> {
+        let look = |(snapshot, blob): (&Arc<Snapshot>, u32)| {
             let (key, size) = (snapshot.manifest().key(blob)?, snapshot.manifest().blob_size(blob)?);
-            if !snapshot.resources().cache.has(&key, size) {
-                missing.push(key);
-            }
-        }
-        Ok(missing)
+            Ok((key, snapshot.resources().cache.has(&key, size)))
+        };
+        self.device_blobs().map(look).collect()
     }
 
     fn device_blobs(&self) -> impl Iterator<Item = (&Arc<Snapshot>, u32)> {
@@ -152,18 +150,22 @@ impl NativeSnapshot {
         found.map(|stat| stat.st_ino)
     }
 
-    /// The files of which bytes lie in one of `ranges` of the device `key`, each its first byte and its length.
+    /// The files of which bytes lie in one of `ranges` of the device `key`, each its first byte and its length; and what of them lies on
+    /// that device.
     ///
     /// # Errors
     /// [`Kind::Corrupt`] when the manifest is.
-    pub fn files_at(&self, key: &Key, ranges: &[(u64, u64)]) -> Result<Vec<u32>> {
+    pub fn files_at(&self, key: &Key, ranges: &[(u64, u64)]) -> Result<Vec<(u32, DevicePart)>> {
         if ranges.is_empty() {
             return Ok(Vec::new());
         }
-        if self.pack.as_ref().is_none_or(|pack| pack.manifest().key(0).ok() != Some(*key)) {
-            return self.snapshot.files_of(key);
-        }
-        Ok(self.layout.packed_files(ranges))
+        let in_pack = self.pack.as_ref().is_some_and(|pack| pack.manifest().key(0).ok() == Some(*key));
+        let files = if in_pack { self.layout.packed_files(ranges) } else { self.snapshot.files_of(key)? };
+        let part = |entry| {
+            let Node::File(slice) = self.snapshot.manifest().entry(entry)?.node else { return Ok(None) };
+            Ok(Some((entry, self.layout.device_part(entry, slice.len, in_pack))))
+        };
+        files.into_iter().filter_map(|entry| part(entry).transpose()).collect()
     }
 
     /// Releases the snapshot and its pack, which are no longer used.

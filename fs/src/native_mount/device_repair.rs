@@ -3,11 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{self, File};
 use std::num::NonZeroU64;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use bdnfs::blob::Key;
@@ -16,6 +17,7 @@ use bdnfs::cache::removal::RemovalListener;
 use bdnfs::digest::Digest;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::manifest::Slice;
+use bdnfs::native::DevicePart;
 use bdnfs::snapshot::Snapshot;
 use bdnfs::task::blocking;
 use rustix::fs::{Advice, fadvise};
@@ -26,11 +28,25 @@ use super::superblock::NativeSuperblock;
 
 /// How long after a repair that failed it is tried again.
 const REPAIR_RETRY_INTERVAL: Duration = Duration::from_secs(10);
+/// How often what is wrong is dropped from the page cache, and after which pause once more: pages that are just being read stay there.
+const DROP_TRIES: usize = 50;
+const DROP_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// How many files of a repaired blob are logged by name.
 const MAX_NAMED_FILES: usize = 20;
 
 /// The digest of each block of a file; `None` for one that the disk can't read.
 pub(super) type BlockDigests = Vec<Option<Digest>>;
+
+/// What was dropped from the page cache.
+#[derive(Debug)]
+pub(super) struct DroppedPages {
+    /// The files that it belonged to.
+    pub(super) files: String,
+    /// The programs that have them mapped.
+    programs: String,
+    /// Whether nothing that is wrong is left there.
+    pub(super) is_all: bool,
+}
 
 impl NativeSuperblock {
     /// Repairs those of its devices that were found damaged before it was taken up.
@@ -38,20 +54,38 @@ impl NativeSuperblock {
     /// # Errors
     /// [`Kind::Corrupt`] when the manifest is.
     pub(super) fn repair_all(&self) -> Result<()> {
-        self.native.missing_devices()?.into_iter().for_each(|key| self.repair(key));
+        for (key, is_whole) in self.native.devices_whole()? {
+            let marked = fs::read_to_string(self.mark(&key)).ok();
+            if !is_whole || marked.is_some() {
+                let inode = marked.and_then(|inode| inode.parse().ok());
+                self.repair(key, inode.or_else(|| self.native.device_inode(&key)));
+            }
+        }
         Ok(())
     }
 
-    /// Starts the repair of the device `key`.
-    fn repair(&self, key: Key) {
+    /// Starts the repair of the device `key`, and the drop of what the kernel has read of it. `inode` is that of the file which the kernel
+    /// reads; `None` where the cache has lost it.
+    fn repair(&self, key: Key, inode: Option<u64>) {
         if !self.repairing.lock().insert(key) {
             return;
         }
-        let (superblock, inode) = (self.own.clone(), self.native.device_inode(&key));
+        let superblock = self.own.clone();
         self.native.snapshot().runtime().spawn(async move {
+            let mut is_told = false;
             while let Some(superblock) = superblock.upgrade() {
                 match superblock.try_repair(key, inode).await {
-                    Ok(()) => return,
+                    Ok(None) => return,
+                    Ok(Some(DroppedPages { files, programs, is_all })) => {
+                        if !is_told {
+                            tracing::warn!(%key, files, programs,
+                                "a native mount was repaired; programs that have these files mapped may still see wrong bytes");
+                        }
+                        if is_all {
+                            return;
+                        }
+                        is_told = true;
+                    }
                     Err(error) => tracing::error!(%key, %error, "a native mount reads damaged data"),
                 }
                 drop(superblock);
@@ -60,9 +94,14 @@ impl NativeSuperblock {
         });
     }
 
-    /// Repairs the device `key`. `inode` is that of the file which the kernel reads; `None` where the cache has lost it.
-    pub(super) async fn try_repair(self: &Arc<Self>, key: Key, inode: Option<u64>) -> Result<()> {
-        let Some((owner, blob)) = self.fetch(&key).await? else { return Ok(()) };
+    /// Repairs the device `key`; `None` where it is none. `inode` is that of the file which the kernel reads; `None` where the cache has
+    /// lost it.
+    pub(super) async fn try_repair(
+        self: &Arc<Self>,
+        key: Key,
+        inode: Option<u64>,
+    ) -> Result<Option<DroppedPages>> {
+        let Some((owner, blob)) = self.fetch(&key).await? else { return Ok(None) };
         let looking = Arc::clone(self);
         let now = blocking(move || Ok(looking.native.device_inode(&key))).await?;
         if inode.is_none() || now != inode {
@@ -74,11 +113,32 @@ impl NativeSuperblock {
         let before = self.damaged.lock().remove(&key);
         let file = whole(&owner, blob).await?;
         let superblock = Arc::clone(self);
-        let dropped = blocking(move || superblock.drop_pages(&key, before.as_ref(), &file));
-        let (files, programs) = dropped.await?;
-        tracing::warn!(%key, files, programs,
-            "a native mount was repaired; programs that have these files mapped may still see wrong bytes");
-        Ok(())
+        let drop_pages = move || {
+            let dropped = superblock.drop_pages(&key, before.as_ref(), &file)?;
+            if dropped.is_all {
+                superblock.unmark(&key);
+            }
+            Ok(Some(dropped))
+        };
+        blocking(drop_pages).await
+    }
+
+    /// Notes that the device `key`, which is damaged, may have been read, with the inode number of `file`: an agent that ends before what
+    /// was read is dropped leaves that to the next one.
+    fn mark_damaged(&self, key: &Key, file: &File) {
+        let noted =
+            file.metadata().and_then(|metadata| fs::write(self.mark(key), metadata.ino().to_string()));
+        if let Err(error) = noted {
+            tracing::warn!(%key, %error, "cannot note that a native mount is to be repaired: a crash would forget it");
+        }
+    }
+
+    /// Forgets that the device `key` was damaged, unless it is again.
+    fn unmark(&self, key: &Key) {
+        let damaged = self.damaged.lock();
+        if !damaged.contains_key(key) && !self.repairing.lock().contains(key) {
+            let _ = fs::remove_file(self.mark(key));
+        }
     }
 
     /// Fetches the device `key` with the credentials of one mount after another; returns the snapshot of the first that
@@ -96,14 +156,14 @@ impl NativeSuperblock {
         failed.map_or(Ok(None), Err)
     }
 
-    /// Drops from the page cache the blocks of `file` that differ from `before`, or all of it; returns the files that they
-    /// belong to, and the programs that have them mapped. Fails where no mount shows one of these files.
+    /// Drops from the page cache the blocks of `file` that differ from `before`, or all of it. Fails where no mount shows one of the
+    /// files that they belong to.
     pub(super) fn drop_pages(
         &self,
         key: &Key,
         before: Option<&BlockDigests>,
         file: &File,
-    ) -> Result<(String, String)> {
+    ) -> Result<DroppedPages> {
         let size = file.metadata().map_err(|e| fault(key, e))?.len();
         let ranges = match before {
             None => vec![(0, size)],
@@ -116,24 +176,30 @@ impl NativeSuperblock {
         };
         let entries = self.native.files_at(key, &ranges)?;
         let roots = self.roots()?;
-        let (mut names, mut inodes, mut hidden) = (Vec::new(), BTreeSet::new(), None);
-        for entry in &entries {
+        let (mut names, mut inodes, mut wrong, mut hidden) = (Vec::new(), BTreeSet::new(), Vec::new(), None);
+        for (entry, part) in &entries {
             let path = self.native.snapshot().manifest().path(*entry)?;
-            // Not that of another mount, which covers it.
-            let seen = |root: &MountEntry| {
-                let file = File::open(root.mountpoint.join(OsStr::from_bytes(&path))).ok()?;
-                mounts::lies_on(&file, "", root.device).then_some(file)
-            };
-            // The kernel's own copy of it, which is another than that of the blob.
-            if let Some(seen) = roots.iter().find_map(seen) {
-                let _ = fadvise(&seen, 0, None, Advice::DontNeed);
-                inodes.extend(mounts::inode(&seen));
-            } else {
-                hidden.get_or_insert(path.clone());
-            }
             if names.len() < MAX_NAMED_FILES {
                 names.push(String::from_utf8_lossy(&path).escape_debug().to_string());
             }
+            match open_in(&roots, &path) {
+                None => _ = hidden.get_or_insert(path),
+                Some(seen) => {
+                    inodes.extend(mounts::inode(&seen));
+                    if !drop_wrong(&seen, *part, file, &ranges) {
+                        wrong.push((path, *part));
+                    }
+                }
+            }
+        }
+        for _ in 1..DROP_TRIES {
+            if wrong.is_empty() {
+                break;
+            }
+            thread::sleep(DROP_RETRY_INTERVAL);
+            wrong.retain(|(path, part)| {
+                !open_in(&roots, path).is_some_and(|seen| drop_wrong(&seen, *part, file, &ranges))
+            });
         }
         if let Some(hidden) = hidden {
             let hidden = String::from_utf8_lossy(&hidden).escape_debug().to_string();
@@ -148,7 +214,8 @@ impl NativeSuperblock {
         let programs = mounts::mapping(&inodes);
         let programs: Vec<_> =
             programs.iter().map(|user| format!("{} ({})", user.command, user.pid)).collect();
-        Ok((names.join(", "), programs.join(", ")))
+        let (files, programs) = (names.join(", "), programs.join(", "));
+        Ok(DroppedPages { files, programs, is_all: wrong.is_empty() })
     }
 }
 
@@ -160,20 +227,46 @@ impl RemovalListener for NativeSuperblock {
             // The kernel may have read blocks of a repair under way, too: then nothing is known of any block.
             let is_known = !self.repairing.lock().contains(key);
             let before = if is_known { digests(file, size) } else { Vec::new() };
-            self.damaged.lock().insert(*key, before);
+            let mut damaged = self.damaged.lock();
+            damaged.insert(*key, before);
+            self.mark_damaged(key, file);
         }
         is_device
     }
 
     fn blob_removed(&self, key: &Key, _: Option<&File>) {
         match self.native.device_of(key) {
-            Ok(Some(_)) => self.repair(*key),
+            Ok(Some(_)) => self.repair(*key, self.native.device_inode(key)),
             // It is staged, so what was removed of it comes again.
             Ok(None) if self.native.snapshot().files_of(key).is_ok_and(|files| files.is_empty()) => {}
             Ok(None) => self.native.snapshot().stage_again(),
             Err(error) => tracing::error!(%key, %error, "a native mount reads damaged data"),
         }
     }
+}
+
+/// Opens the file at `path` in one of `roots`, and not that of another mount, which covers it.
+fn open_in(roots: &[MountEntry], path: &[u8]) -> Option<File> {
+    roots.iter().find_map(|root| {
+        let file = File::open(root.mountpoint.join(OsStr::from_bytes(path))).ok()?;
+        mounts::lies_on(&file, "", root.device).then_some(file)
+    })
+}
+
+/// Drops the pages of `seen`, the kernel's own copy of what its `part` has of `device`. False where what they have in `ranges` of the device
+/// is still another: the kernel keeps pages that are read or mapped.
+fn drop_wrong(seen: &File, part: DevicePart, device: &File, ranges: &[(u64, u64)]) -> bool {
+    let _ = fadvise(seen, 0, None, Advice::DontNeed);
+    let end = part.at + part.len;
+    ranges.iter().filter(|(start, len)| *start < end && part.at < start + len).all(|(start, len)| {
+        let range = (*start).max(part.at)..(start + len).min(end);
+        range.clone().step_by(BLOCK as usize).all(|at| {
+            let len = (range.end - at).min(BLOCK) as usize;
+            let (mut shown, mut right) = (vec![0; len], vec![0; len]);
+            let read = seen.read_exact_at(&mut shown, part.from + (at - part.at));
+            read.and_then(|()| device.read_exact_at(&mut right, at)).is_ok() && shown == right
+        })
+    })
 }
 
 /// The file that has all of a blob.

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::BufWriter;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
@@ -51,15 +52,21 @@ pub(super) struct NativeSuperblock {
 
 impl Superblocks {
     /// The superblocks whose images are made in `images`. Makes the directory, and removes what an agent that crashed while
-    /// it mounted left there.
+    /// it mounted left there, but not the marks of superblocks that are still mounted.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub fn open(images: &Path) -> Result<Self> {
         let clear = || {
             fs::create_dir_all(images)?;
-            fs::read_dir(images)?.try_for_each(|image| fs::remove_file(image?.path()))?;
-            images.canonicalize()
+            let images = images.canonicalize()?;
+            for entry in fs::read_dir(&images)? {
+                let path = entry?.path();
+                if !is_mark(&path) || !mounts::is_shown_anywhere(&path.with_extension("")).unwrap_or(true) {
+                    fs::remove_file(path)?;
+                }
+            }
+            Ok(images)
         };
         let cannot =
             |e: std::io::Error| Error::disk(format!("cannot use {} for images", images.display()), e);
@@ -174,6 +181,11 @@ impl NativeSuperblock {
         Ok(self.roots()?.iter().any(|mounted| mounted.mountpoint == mountpoint))
     }
 
+    /// The file that says that the device `key` may have been read while it was damaged. It need not outlive a power cut: no page does.
+    pub(super) fn mark(&self, key: &Key) -> PathBuf {
+        self.image.with_added_extension(key.to_string())
+    }
+
     /// Where it is mounted.
     fn mountpoints(&self) -> Vec<PathBuf> {
         self.mounted.lock().iter().map(|(mountpoint, _)| mountpoint.clone()).collect()
@@ -217,6 +229,11 @@ impl NativeSuperblock {
         }
         Ok(true)
     }
+}
+
+/// Whether `path` is that of a [mark](NativeSuperblock::mark), and not of an image.
+fn is_mark(path: &Path) -> bool {
+    path.file_stem().is_some_and(|image| image.as_bytes().ends_with(IMAGE_SUFFIX.as_bytes()))
 }
 
 /// The owner of all files.

@@ -5,7 +5,7 @@ mod trees;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -194,14 +194,37 @@ fn native_mount_that_another_mount_covers_fails_to_drop_pages() {
     let manifest = native.snapshot().manifest();
     let key = (0..manifest.blobs()).map(|blob| manifest.key(blob).expect("a key")).next().expect("a blob");
     let drop_pages = || mounted.superblock.drop_pages(&key, None, &device);
-    assert_eq!(drop_pages().expect("dropped").0, "file");
+    assert_eq!(drop_pages().expect("dropped").files, "file");
     let at = fixture.path("native");
     rustix::mount::mount("none", &at, "tmpfs", rustix::mount::MountFlags::empty(), c"").expect("covered");
     fs::write(at.join("file"), "another").expect("written");
     let error = drop_pages().expect_err("it is covered").to_string();
     assert!(error.contains("file can't be reached"), "{error}");
     mounts::unmount(&at).expect("uncovered");
-    assert_eq!(drop_pages().expect("dropped").0, "file");
+    assert_eq!(drop_pages().expect("dropped").files, "file");
+}
+
+#[test]
+fn wrong_pages_that_are_mapped_are_dropped_when_they_no_longer_are() {
+    let fixture = NativeFixture::new();
+    let bytes = vec![7; 3 << 20];
+    fs::write(fixture.path("source/file"), &bytes).expect("written");
+    let native = fixture.native(&fixture.staged());
+    let mounted = fixture.mount(&native, &Options::default());
+    let device = native.devices().expect("whole").pop().expect("a device");
+    let device = fs::File::options().read(true).write(true).open(device).expect("open");
+    let (key, _) = native.devices_whole().expect("a manifest").pop().expect("a device");
+    device.write_all_at(&[8], 1 << 20).expect("written");
+    let file = fs::File::open(fixture.path("native/file")).expect("open");
+    // SAFETY: the file is mapped for reading, and read by nobody else through this map.
+    let mapped = unsafe { memmap2::Mmap::map(&file) }.expect("mapped");
+    assert_eq!(mapped[1 << 20], 8);
+    device.write_all_at(&[7], 1 << 20).expect("written");
+    let drop_pages = || mounted.superblock.drop_pages(&key, None, &device).expect("it can be reached").is_all;
+    let is_right = || fs::read(fixture.path("native/file")).expect("read") == bytes;
+    assert!(!drop_pages() && !is_right());
+    drop(mapped);
+    assert!(drop_pages() && is_right());
 }
 
 #[test]

@@ -82,25 +82,34 @@ fn native_mount_damaged_again_after_a_repair_is_repaired_again() {
 
 #[test]
 fn native_mount_whose_agent_died_before_the_repair_is_repaired_by_the_next() {
-    for (size, offset) in [(3 * MIB + 9, MIB as u64 + 5), (70_000, 5)] {
+    // Where the source is there, the agent dies at any moment of the repair.
+    for (size, offset, is_away) in
+        [(3 * MIB + 9, MIB as u64 + 5, true), (70_000, 5, true), (3 * MIB + 9, MIB as u64 + 5, false)]
+    {
         let machine = Machine::new();
-        let (source, away) = (machine.directory("source"), machine.directory("elsewhere").join("source"));
-        let bytes = write_file(&source, "model", size);
+        let (source, away) = (machine.directory("source"), machine.directory("elsewhere").join("models"));
+        let models = source.join("models");
+        fs::create_dir(&models).unwrap();
+        let bytes = write_file(&models, "model", size);
         let agent = machine.agent("scrub_interval = \"0s\"");
-        let model = machine.mount_with(&source, "mnt", &["--wait", "--via", "native"]).join("model");
+        let model = machine.mount_with(&source, "mnt", &["--wait", "--via", "native"]).join("models/model");
         let blobs = largest_files(&machine.cache().join("tenants"), size as u64);
         blobs.iter().for_each(|blob| flip_byte(blob, offset));
         drop_caches();
         assert_ne!(fs::read(&model).unwrap(), bytes, "the kernel reads what lies on the disk");
-        fs::rename(&source, &away).unwrap();
+        if is_away {
+            fs::rename(&models, &away).unwrap();
+        }
         let cache = machine.cache().to_str().unwrap();
         machine.run(&["cache", "verify", "--cache-dir", cache]).fails(&["damaged"]);
         agent.crash();
-        assert_ne!(fs::read(&model).unwrap(), bytes, "nobody has repaired it");
-        fs::rename(&away, &source).unwrap();
+        if is_away {
+            assert_ne!(fs::read(&model).unwrap(), bytes, "nobody has repaired it");
+            fs::rename(&away, &models).unwrap();
+        }
         let agent = machine.agent("scrub_interval = \"0s\"");
         eventually("it is read right again", || fs::read(&model).is_ok_and(|read| read == bytes));
-        machine.umount(model.parent().unwrap());
+        machine.umount(&machine.directory("mnt"));
         agent.stop();
     }
 }

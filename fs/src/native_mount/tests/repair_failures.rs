@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use bdnfs::blob::Blob;
+use bdnfs::cache::removal::RemovalListener;
 use bdnfs::cache::scrub::scrub;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::manifest::Listing;
@@ -15,7 +16,7 @@ use bdnfs::tier::{Body, Origin, Tier, TierKind, Urgency};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, ready};
 
-use super::{NativeFixture, NativeMount};
+use super::{NativeFixture, NativeMount, Superblocks};
 use crate::Options;
 
 /// An origin that refuses its credentials from some time on.
@@ -97,11 +98,48 @@ fn native_mount_whose_file_in_the_cache_was_replaced_fails_to_be_repaired() {
     let file = native.devices().expect("whole").pop().expect("a device");
     let read_by_kernel = fs::metadata(&file).expect("there").ino();
     fs::remove_file(file).expect("removed");
-    let key = native.missing_devices().expect("a manifest").pop().expect("the device");
+    let (key, is_whole) = native.devices_whole().expect("a manifest").pop().expect("the device");
+    assert!(!is_whole);
     let repair = |inode| fixture.runtime.block_on(mounted.superblock.try_repair(key, inode));
     for inode in [Some(read_by_kernel), native.device_inode(&key)] {
         let error = repair(inode).expect_err("the kernel reads the old one").to_string();
         assert!(error.contains("unmount it and mount it again"), "{error}");
     }
     repair(native.device_inode(&key)).expect("the same file");
+}
+
+#[test]
+fn native_mount_whose_agent_died_between_repair_and_drop_is_read_right() {
+    let fixture = NativeFixture::new();
+    let bytes = vec![7; 3 << 20];
+    fs::write(fixture.path("source/file"), &bytes).expect("written");
+    let native = fixture.native(&fixture.staged());
+    let mounted = fixture.mount(&native, &Options::default());
+    let blob = native.devices().expect("whole").pop().expect("a device");
+    let (key, _) = native.devices_whole().expect("a manifest").pop().expect("the device");
+    let blob = fs::File::options().write(true).open(blob).expect("open");
+    let is_right = || fs::read(fixture.path("native/file")).expect("read") == bytes;
+    let mark = mounted.superblock.mark(&key);
+    blob.write_all_at(&[8], 5).expect("written");
+    assert!(!is_right());
+    assert!(mounted.superblock.needs_file(&key, &blob));
+    blob.write_all_at(&[7], 5).expect("written");
+    assert!(!is_right() && mark.exists(), "the disk is right, and the page cache is not");
+    mounted.keep();
+    drop(mounted);
+    let unmounted = fixture.path("images/gone.bdnfs.key");
+    fs::write(&unmounted, "1").expect("written");
+    let superblocks = Superblocks::open(&fixture.path("images")).expect("a directory");
+    assert!(mark.exists() && !unmounted.exists());
+    let native = fixture.native(&fixture.staged());
+    let taken = NativeMount::resume(&superblocks, &native, &fixture.path("native"), &Options::default());
+    let taken = taken.expect("a table").expect("it is there");
+    let repaired = async {
+        while !is_right() || mark.exists() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let repaired = async { tokio::time::timeout(Duration::from_secs(60), repaired).await };
+    fixture.runtime.block_on(repaired).expect("repaired");
+    taken.unmount().expect("unmounted");
 }
