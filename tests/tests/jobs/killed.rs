@@ -14,13 +14,13 @@ use bdnfs_tests::tree::Rng;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::kit::{MIB, job, mounts_of, secrets, spec, submitted, text, toml};
+use super::kit::{MIB, campaign_rounds, job, mounts_of, secrets, spec, submitted, text, toml};
 
 /// How long the job takes at the most, in milliseconds, when it is not killed.
 const JOB_MILLISECONDS: u64 = 2000;
 /// How often each process is killed in all runs of the suite, and how often at night.
 const ROUNDS: usize = 3;
-const NIGHTLY_ROUNDS: usize = 200;
+const NIGHTLY_ROUNDS: usize = 40;
 
 /// The process that is killed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -199,27 +199,27 @@ fn job_whose_commands_are_killed_at_any_moment_leaves_nothing() {
 }
 
 #[test]
-#[ignore = "takes minutes; for a change of how jobs end: cargo nextest run --test jobs --run-ignored all two_hundred_times"]
-fn job_run_killed_two_hundred_times_leaves_nothing() {
-    kill_at_random(KillTarget::Run, NIGHTLY_ROUNDS);
+#[ignore = "takes minutes; for a change of how jobs end: CAMPAIGN_ROUNDS=200 cargo nextest run --test jobs --run-ignored all many_times"]
+fn job_run_killed_many_times_leaves_nothing() {
+    kill_at_random(KillTarget::Run, campaign_rounds(NIGHTLY_ROUNDS));
 }
 
 #[test]
-#[ignore = "takes minutes; for a change of how jobs end: cargo nextest run --test jobs --run-ignored all two_hundred_times"]
-fn job_agent_killed_two_hundred_times_leaves_nothing() {
-    kill_at_random(KillTarget::Agent, NIGHTLY_ROUNDS);
+#[ignore = "takes minutes; for a change of how jobs end: CAMPAIGN_ROUNDS=200 cargo nextest run --test jobs --run-ignored all many_times"]
+fn job_agent_killed_many_times_leaves_nothing() {
+    kill_at_random(KillTarget::Agent, campaign_rounds(NIGHTLY_ROUNDS));
 }
 
 #[test]
-#[ignore = "takes minutes; for a change of how jobs end: cargo nextest run --test jobs --run-ignored all two_hundred_times"]
-fn job_supervisor_killed_two_hundred_times_leaves_nothing() {
-    kill_at_random(KillTarget::Supervisor, NIGHTLY_ROUNDS);
+#[ignore = "takes minutes; for a change of how jobs end: CAMPAIGN_ROUNDS=200 cargo nextest run --test jobs --run-ignored all many_times"]
+fn job_supervisor_killed_many_times_leaves_nothing() {
+    kill_at_random(KillTarget::Supervisor, campaign_rounds(NIGHTLY_ROUNDS));
 }
 
 #[test]
-#[ignore = "takes minutes; for a change of how jobs end: cargo nextest run --test jobs --run-ignored all two_hundred_times"]
-fn job_commands_killed_two_hundred_times_leave_nothing() {
-    kill_at_random(KillTarget::Command, NIGHTLY_ROUNDS);
+#[ignore = "takes minutes; for a change of how jobs end: CAMPAIGN_ROUNDS=200 cargo nextest run --test jobs --run-ignored all many_times"]
+fn job_commands_killed_many_times_leave_nothing() {
+    kill_at_random(KillTarget::Command, campaign_rounds(NIGHTLY_ROUNDS));
 }
 
 #[test]

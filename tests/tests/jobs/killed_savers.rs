@@ -11,12 +11,12 @@ use bdnfs_tests::tree::Rng;
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
-use super::kit::text;
+use super::kit::{campaign_rounds, text};
 use super::saving::{SavingMachine, checkpoints, mirror, saved_files, start};
 
 /// How many things are killed in all runs of the suite, and how many at night.
 const ROUNDS: usize = 4;
-const NIGHTLY_ROUNDS: usize = 200;
+const NIGHTLY_ROUNDS: usize = 40;
 /// The longest pause between two of them, in milliseconds: what a checkpoint needs to settle and to be saved, twice.
 const PAUSE_MILLISECONDS: u64 = 6000;
 
@@ -138,9 +138,9 @@ fn saver_and_agent_killed_at_any_moment_save_only_whole_files() {
 }
 
 #[test]
-#[ignore = "twenty minutes: run with --run-ignored"]
-fn saver_and_agent_killed_two_hundred_times_save_only_whole_files() {
-    killed(NIGHTLY_ROUNDS);
+#[ignore = "takes minutes; for a change of savers: CAMPAIGN_ROUNDS=200 cargo nextest run --test jobs --run-ignored all many_times"]
+fn saver_and_agent_killed_many_times_save_only_whole_files() {
+    killed(campaign_rounds(NIGHTLY_ROUNDS));
 }
 
 #[test]

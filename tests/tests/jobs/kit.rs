@@ -112,3 +112,8 @@ pub fn summed(directories: &[&Path]) -> u64 {
 pub fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
+
+/// How many rounds a campaign has: `CAMPAIGN_ROUNDS` of the environment, or `nightly`.
+pub fn campaign_rounds(nightly: usize) -> usize {
+    std::env::var("CAMPAIGN_ROUNDS").map_or(nightly, |rounds| rounds.parse().expect("a number"))
+}
