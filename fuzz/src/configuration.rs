@@ -20,7 +20,8 @@ pub(crate) fn toml(bytes: &[u8]) {
 /// what is refused is told in a line of the file.
 fn read(format: Format, bytes: &[u8]) {
     let Ok(text) = str::from_utf8(bytes) else { return };
-    let lines = text.lines().count() + 1;
+    // A carriage return alone ends a line too, in YAML.
+    let lines = text.split(['\n', '\r']).count() + 1;
     let document = match config::parse(format, text) {
         Ok(document) => document,
         Err(error) => {
