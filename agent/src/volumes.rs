@@ -40,6 +40,8 @@ pub const CHECKPOINT_PLACE: &str = "/mnt/ckpts";
 const DIRECTORY_VARIABLE: &str = "BDNFS_VOLUMES_DIR";
 /// The most that a cache may occupy where no configuration says it, in bytes: what one has on the platform.
 const DEFAULT_CACHE_LIMIT: u64 = 1_000_000_000_000;
+/// How often caches are saved while jobs run, by default: at most so much of a cache is lost with its node.
+const DEFAULT_SAVE_INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// How long a failed save is retried by default: a mirror is repaired within a day.
 const DEFAULT_GIVE_UP: Duration = Duration::from_secs(24 * 60 * 60);
 /// The directory of a tenant's jobs, in that of the tenant.
@@ -56,7 +58,9 @@ pub struct VolumeConfig {
     pub scratch_limit: Option<u64>,
     /// The most that the cache of a project or a team may occupy, in bytes.
     pub cache_limit: u64,
-    /// The most bytes a second that the saver of a job reads.
+    /// How often the caches of jobs are saved while these run.
+    pub save_interval: Duration,
+    /// The most bytes a second that are read to save what a job writes while it runs.
     pub upload_rate: Option<u64>,
     /// How long what can't be saved is tried again when its job has ended.
     pub give_up: Duration,
@@ -70,6 +74,7 @@ impl Default for VolumeConfig {
             dir,
             scratch_limit: None,
             cache_limit: DEFAULT_CACHE_LIMIT,
+            save_interval: DEFAULT_SAVE_INTERVAL,
             upload_rate: None,
             give_up: DEFAULT_GIVE_UP,
         }

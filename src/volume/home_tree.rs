@@ -4,12 +4,14 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::seal::{EncodedPath, Seal, SealedUnit};
+use super::settle::{SEAL_QUIET_PERIOD, SEAL_QUIET_PERIOD_WITHOUT_LEASES};
 use super::walk::{FileTime, Scan, ScannedFile, VolumeDirectory};
 use super::writer_probe::{Writers, probe_writers};
 use crate::checkpoint::LOOSE;
@@ -45,6 +47,8 @@ pub struct QuietTree {
     pub former: FormerFiles,
     /// The files that are being written.
     pub busy: Vec<Vec<u8>>,
+    /// When the first of these was last touched, in nanoseconds since 1970.
+    pub busy_since: Option<i64>,
 }
 
 /// The files of the snapshot `manifest`, and its tree.
@@ -89,7 +93,8 @@ impl Scan {
 
     /// Makes the scanned `directory` durable, and ready to be published after the snapshot of the files `former`, whose
     /// tree is `base`; `tree` is that of the scan. Files that are being written stay as they were there, or are left out
-    /// where they are new. Touches the local disk; the process must ignore SIGIO.
+    /// where they are new. While processes write to the directory, `writing_at` is the time of the walk, in nanoseconds since 1970, and
+    /// what was touched just before it counts as being written. Touches the local disk; the process must ignore SIGIO.
     ///
     /// # Errors
     /// [`Kind::Disk`](crate::error::Kind::Disk).
@@ -98,19 +103,23 @@ impl Scan {
         directory: &Arc<VolumeDirectory>,
         tree: &MergeTree,
         (base, mut former): (&MergeTree, FormerFiles),
+        writing_at: Option<i64>,
     ) -> Result<QuietTree> {
         let fault = |e: Errno| Error::disk(format!("cannot make {} durable", directory.name(b"")), e.into());
         rustix::fs::syncfs(directory.descriptor()).map_err(fault)?;
         let changed: HashSet<_> =
             self.files.keys().filter(|path| is_changed(base.get(*path), tree.get(*path))).cloned().collect();
         let (mut seal, mut busy) = (Seal { unit: LOOSE.into(), ..Seal::default() }, Vec::new());
+        let mut busy_since = None;
         for (path, file) in self.files {
             if !changed.contains(&path) {
                 seal.files.insert(EncodedPath(path), file);
-            } else if is_quiet(directory, &path, &file)? {
+            } else if is_quiet(directory, &path, &file, writing_at)? {
                 former.remove(&path);
                 seal.files.insert(EncodedPath(path), file);
             } else {
+                let touched = file.touched().and_then(|at| at.try_into().ok()).unwrap_or(0);
+                busy_since = Some(busy_since.map_or(touched, |since: i64| since.min(touched)));
                 busy.push(path);
             }
         }
@@ -120,16 +129,29 @@ impl Scan {
             self.links.into_iter().map(|(path, (target, at))| (EncodedPath(path), (EncodedPath(target), at)));
         seal.links = links.collect();
         let unit = SealedUnit { seal, directory: Arc::clone(directory), held: HashMap::new() };
-        Ok(QuietTree { unit: Arc::new(unit), former, busy })
+        Ok(QuietTree { unit: Arc::new(unit), former, busy, busy_since })
     }
 }
 
-/// Whether the file at `path` is as it was found, and not being written.
-fn is_quiet(directory: &VolumeDirectory, path: &[u8], found: &ScannedFile) -> Result<bool> {
+/// Whether the file at `path` is as it was found, and not being written. For `writing_at` see [`Scan::into_quiet_tree`].
+fn is_quiet(
+    directory: &VolumeDirectory,
+    path: &[u8],
+    found: &ScannedFile,
+    writing_at: Option<i64>,
+) -> Result<bool> {
     let Some(opened) = directory.open_file(path)? else { return Ok(false) };
-    let is_same = || ScannedFile::of(&opened).is_ok_and(|now| now == *found);
-    // Where the file system can't tell writers, the version that is compared while the file is read has to do.
-    Ok(is_same() && probe_writers(&opened) != Writers::Some)
+    let was_left_for = |period: Duration| {
+        // Where nothing runs that may write, the version that is compared while the file is read has to do.
+        let Some(now) = writing_at else { return true };
+        found.touched().is_some_and(|at| i128::from(now) - at >= period.as_nanos().cast_signed())
+    };
+    let is_left = match probe_writers(&opened) {
+        Writers::None => was_left_for(SEAL_QUIET_PERIOD),
+        Writers::Some => false,
+        Writers::Unknown => was_left_for(SEAL_QUIET_PERIOD_WITHOUT_LEASES),
+    };
+    Ok(is_left && ScannedFile::of(&opened).is_ok_and(|now| now == *found))
 }
 
 /// Makes the changes of `plan` in `directory`; what it takes of the tree `theirs` lies in `incoming`, and is moved from there. Nothing
@@ -277,8 +299,18 @@ mod tests {
         let (tree, version) = (scan.tree(0), Bytes::from_static(b"before"));
         let former = FormerFile { size: 9, mtime: (1, 0), executable: false, version };
         let former = FormerFiles::from([(b"former".to_vec(), former.clone()), (b"gone".to_vec(), former)]);
-        let quiet = scan.into_quiet_tree(&directory, &tree, (&MergeTree::new(), former)).expect("sealed");
+        let seal = |writing_at| {
+            let former = (&MergeTree::new(), former.clone());
+            scan.clone().into_quiet_tree(&directory, &tree, former, writing_at).expect("sealed")
+        };
+        let quiet = seal(None);
         assert_eq!(quiet.busy, [&b"former"[..], b"open"]);
+        let touched = scan.files[&b"former"[..]].touched().expect("a time") as i64;
+        assert!(quiet.busy_since.is_some_and(|since| since <= touched));
+        // What was closed just now may be opened again at once by those who write.
+        let closed = scan.files[&b"closed"[..]].touched().expect("a time") as i64;
+        let is_busy = |quiet: QuietTree| quiet.busy.contains(&b"closed".to_vec());
+        assert!(is_busy(seal(Some(closed + 1_000_000_000))) && !is_busy(seal(Some(closed + 2_000_000_000))));
         assert_eq!(quiet.former.keys().collect::<Vec<_>>(), [b"former"]);
         assert_eq!(quiet.unit.seal.files.keys().collect::<Vec<_>>(), [&EncodedPath(b"closed".to_vec())]);
     }

@@ -65,9 +65,10 @@ impl SealedOrigin {
         Self { name, unit, former: FormerFiles::new(), pace: bytes_per_second.map(pace).map(Arc::new) }
     }
 
-    /// The tree `quiet`, to be published as `name` after the snapshot that its former files are of.
-    pub fn after(name: String, quiet: QuietTree) -> Self {
-        Self { name, unit: quiet.unit, former: quiet.former, pace: None }
+    /// The tree `quiet`, to be published as `name` after the snapshot that its former files are of; so many bytes a second are read at
+    /// most.
+    pub fn after(name: String, quiet: QuietTree, bytes_per_second: Option<u64>) -> Self {
+        Self { former: quiet.former, ..Self::new(name, quiet.unit, bytes_per_second) }
     }
 }
 

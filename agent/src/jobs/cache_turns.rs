@@ -1,6 +1,7 @@
-//! A job and the homes of its caches: they are brought to the newest state before its commands run, and saved after the last job of
-//! this node that uses them.
+//! A job and the homes of its caches: they are brought to the newest state before its commands run, and saved while these run and after
+//! the last job of this node that uses them.
 
+use std::convert::Infallible;
 use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,8 +45,8 @@ pub async fn begin(run: &JobRun) -> ApiResult<Vec<File>> {
     for home in caches.homes() {
         let own = home.clone();
         let is_new = blocking(move || Ok(!own.exists())).await?;
-        let turn = turn(home, job).await?;
-        let brought = match bring(run, home, &turn).await {
+        let turn = locked(home, CacheHome::try_turn, job).await?;
+        let brought = match bring(run, home).await {
             Err(error) if caches.needs_newest() => {
                 return Err(error.within(format!("cannot bring the newest state of {home}")).into());
             }
@@ -67,14 +68,16 @@ pub async fn begin(run: &JobRun) -> ApiResult<Vec<File>> {
 
 /// Brings what other nodes saved into a home, and notes that a job of this boot writes to it. `None` where another job uses it, or
 /// there is no mirror.
-async fn bring(run: &JobRun, home: &CacheHome, turn: &Arc<File>) -> Result<Option<BroughtCache>> {
-    let Some(mirror) = open_mirror(run, home).await? else { return Ok(None) };
+async fn bring(run: &JobRun, home: &CacheHome) -> Result<Option<BroughtCache>> {
     let (job, own) = (&run.job, home.clone());
     if blocking(move || Ok(own.is_in_use())).await? {
         return Ok(None);
     }
+    // What is under way for a job that was given up comes to its end before another writes to the home.
+    let lock = locked(home, CacheHome::try_sync_lock, job).await?;
+    let Some(mirror) = open_mirror(run, home).await? else { return Ok(None) };
     let begin = Instant::now();
-    let sync = CacheSync::new(home.clone(), mirror, Arc::clone(turn));
+    let sync = CacheSync::new(home.clone(), mirror, lock);
     let brought =
         on_own_thread(move || async move { sync.bring(&DownloadProgress::default()).await }).await?;
     note_brought(job, home, &brought, begin.elapsed());
@@ -107,7 +110,7 @@ pub async fn save(run: &JobRun) {
 async fn save_home(run: &JobRun, home: &CacheHome) -> Result<()> {
     let Some(mirror) = open_mirror(run, home).await? else { return Ok(()) };
     let (job, own) = (&run.job, home.clone());
-    let turn = turn(home, job).await?;
+    let _turn = locked(home, CacheHome::try_turn, job).await?;
     let (is_in_use, state) = blocking(move || Ok((own.is_in_use(), own.sync_state()?))).await?;
     if is_in_use {
         job.note(format!("{home} is saved when the other jobs on this node have ended"));
@@ -123,14 +126,71 @@ async fn save_home(run: &JobRun, home: &CacheHome) -> Result<()> {
     if job.request().training.rank > 0 {
         return Ok(());
     }
+    let lock = locked(home, CacheHome::try_sync_lock, job).await?;
     let begin = Instant::now();
-    let sync = CacheSync::new(home.clone(), mirror, turn);
+    let sync = CacheSync::new(home.clone(), mirror, lock);
     let saved =
         on_own_thread(move || async move { sync.save(MIRROR_CONFIG, &MirrorProgress::default()).await });
     let saved = saved.await?;
     note_brought(job, home, &saved.brought, begin.elapsed());
     note_saved(job, home, &saved, begin.elapsed());
     Ok(())
+}
+
+/// Saves the homes of a job's caches at the interval of the configuration, as long as it is polled: its commands run meanwhile, and do
+/// not wait for it.
+pub async fn save_regularly(run: &JobRun) -> Infallible {
+    let (job, interval) = (&run.job, run.queue.volumes.config().save_interval);
+    let caches = JobCaches::of(&run.queue, job).filter(|_| job.request().training.rank == 0);
+    let Some(caches) = caches else { return std::future::pending().await };
+    loop {
+        let mut pause = interval;
+        for home in caches.homes() {
+            let left = match save_when_due(run, home, interval).await {
+                Ok(left) => left,
+                Err(error) => {
+                    job.note(format!(
+                        "cannot save {home} while jobs use it, and tries again after save_interval: {error}"
+                    ));
+                    interval
+                }
+            };
+            pause = pause.min(left);
+        }
+        sleep(pause.max(TURN_POLL_INTERVAL)).await;
+    }
+}
+
+/// Saves a home that is in use, where that was not done within the `interval`, for this job or another. Returns when it is to be done
+/// next.
+async fn save_when_due(run: &JobRun, home: &CacheHome, interval: Duration) -> Result<Duration> {
+    let (job, own) = (&run.job, home.clone());
+    let lock = blocking(move || {
+        let left = interval.saturating_sub(own.synced_ago().unwrap_or_default());
+        if left > Duration::ZERO {
+            return Ok(Err(left));
+        }
+        // Where another saves it, that is due again after the interval.
+        Ok(own.try_sync_lock()?.ok_or(interval))
+    });
+    let lock = match lock.await? {
+        Ok(lock) => lock,
+        Err(left) => return Ok(left),
+    };
+    let (Some(mirror), own) = (open_mirror(run, home).await?, home.clone()) else { return Ok(interval) };
+    if blocking(move || own.sync_state()).await?.is_torn(&boot_id()) {
+        return Ok(interval);
+    }
+    let (begin, rate) = (Instant::now(), run.queue.volumes.config().upload_rate);
+    let sync = CacheSync::new(home.clone(), mirror, Arc::new(lock));
+    let saved = on_own_thread(move || async move {
+        sync.save_in_use(rate, MIRROR_CONFIG, &MirrorProgress::default()).await
+    });
+    match saved.await? {
+        Some(saved) => note_saved(job, home, &saved, begin.elapsed()),
+        None => job.note(format!("{home} was saved by another node, and is saved here when no job uses it")),
+    }
+    Ok(interval)
 }
 
 /// The mirror that a job's caches are saved in. This machine's own one is none: it would keep them twice on one disk.
@@ -147,13 +207,17 @@ async fn open_mirror(run: &JobRun, home: &CacheHome) -> Result<Option<Mirror>> {
     .await
 }
 
-/// Waits for the turn of a home, and notes the wait in an event.
-async fn turn(home: &CacheHome, job: &Job) -> Result<Arc<File>> {
+/// Waits for a lock of a home, its turn or its sync lock, and notes the wait in an event.
+async fn locked(
+    home: &CacheHome,
+    lock: fn(&CacheHome) -> Result<Option<File>>,
+    job: &Job,
+) -> Result<Arc<File>> {
     let mut is_noted = false;
     loop {
         let own = home.clone();
-        if let Some(turn) = blocking(move || own.try_turn()).await? {
-            return Ok(Arc::new(turn));
+        if let Some(locked) = blocking(move || lock(&own)).await? {
+            return Ok(Arc::new(locked));
         }
         if !is_noted {
             job.note(format!("waits while {home} is saved, or brought here for another job"));

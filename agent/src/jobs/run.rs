@@ -99,7 +99,10 @@ impl JobRun {
     /// Waits until the commands have ended, and until all is saved that they wrote.
     async fn supervise_and_save(&self, supervisor: &SupervisorInfo) -> ApiResult<JobExit> {
         let saver = JobSaver::watch(self);
-        let exit = self.supervise(supervisor).await;
+        let exit = tokio::select! {
+            exit = self.supervise(supervisor) => exit,
+            never = cache_turns::save_regularly(self) => match never {},
+        };
         if self.job.request().checkpoints.is_some() && !self.job.has_exited() {
             // What they wrote is saved even where the cache's disk takes no record.
             if let Err(error) = self.note_exit(exit.as_ref().ok().cloned()).await {

@@ -5,16 +5,18 @@
 //!                          /team/<name>/tree
 //! ```
 //!
-//! A user of a home holds its directory locked, shared; its removal locks it exclusively.
+//! A user of a home holds its directory locked, shared; its removal locks it exclusively. Who begins or ends to use it has its turn, so
+//! that there is a first and a last user; who brings or saves it holds the sync lock.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use bdnfs::checkpoint::encoded_name::{decode, encode};
 use bdnfs::error::{Error, Kind, Result};
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_NOW};
 
 use super::{TRASH_DIRECTORY, lock, subdirectories, trash};
 use crate::context::Context;
@@ -23,6 +25,8 @@ use crate::context::Context;
 const CACHES_DIRECTORY: &str = "caches";
 /// The file in a home that is locked by the one whose turn it is.
 const TURN_FILE: &str = "turn.lock";
+/// The file in a home that is locked while it is brought or saved, and was last written when that last began.
+const SYNC_FILE: &str = "sync.lock";
 
 /// The scope of a cache: a project or a team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,15 +144,42 @@ impl CacheHome {
         }
     }
 
-    /// Takes the turn to bring it to another state, to save it or to begin to use it; `None` while another process has it. It ends when
-    /// the file is closed. Touches the local disk.
+    /// Takes the turn to begin or to end to use it; `None` while another process has it. It ends when the file is closed. Touches the
+    /// local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`].
     pub fn try_turn(&self) -> Result<Option<File>> {
+        self.try_lock(TURN_FILE)
+    }
+
+    /// Takes the lock to bring or to save it; `None` while another process has it. It is given back when the file is closed. Touches the
+    /// local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn try_sync_lock(&self) -> Result<Option<File>> {
+        let lock = self.try_lock(SYNC_FILE)?;
+        if let Some(lock) = &lock {
+            let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+            let times = Timestamps { last_access: now, last_modification: now };
+            rustix::fs::futimens(lock, &times)
+                .with_context(|| format!("cannot lock {}", self.path.display()))?;
+        }
+        Ok(lock)
+    }
+
+    /// How long ago it was last brought or saved, or that began; `None` where it never was. Touches the local disk.
+    pub fn synced_ago(&self) -> Option<Duration> {
+        let synced = fs::metadata(self.path.join(SYNC_FILE)).and_then(|found| found.modified()).ok()?;
+        // A clock that was set back says nothing.
+        Some(synced.elapsed().unwrap_or_default())
+    }
+
+    fn try_lock(&self, name: &str) -> Result<Option<File>> {
         let failed = || format!("cannot lock {}", self.path.display());
         self.create_tree().with_context(failed)?;
-        let path = self.path.join(TURN_FILE);
+        let path = self.path.join(name);
         let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path);
         let file = file.with_context(failed)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {

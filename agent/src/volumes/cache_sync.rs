@@ -5,18 +5,18 @@
 //!   save:   bring, then what was changed here ──> a snapshot in the mirror, the next generation of the cache's ref
 //! ```
 //!
-//! Either is done in the home's turn ([`CacheHome::try_turn`]). The file `sync.json` beside the tree says with which snapshot it
+//! Either is done under the home's sync lock ([`CacheHome::try_sync_lock`]), and while no job uses it. A home in use can only be saved
+//! where nothing is to be brought, with the files that no job writes. The file `sync.json` beside the tree says with which snapshot it
 //! was last the same, and since when what was done to a file counts as a change.
 
+mod sync_state;
 #[cfg(test)]
 mod tests;
 
-use std::fs::{self, DirBuilder, File};
-use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::fs::{DirBuilder, File};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bdnfs::digest::Digest;
 use bdnfs::download::{DownloadProgress, download_some};
@@ -33,50 +33,24 @@ use bdnfs::tree_merge::{MergePlan, MergeTree, is_changed, merge, tree_of};
 use bdnfs::volume::{
     FormerFiles, SealedOrigin, VolumeDirectory, apply_merge, former_files, ignore_lease_signal,
 };
-use serde::{Deserialize, Serialize};
 
 use super::cache_home::CacheHome;
 use super::trash;
 use crate::context::Context;
-use crate::durable::write_json;
+pub use sync_state::SyncState;
 
-/// The file beside the tree with its state.
-const STATE_FILE: &str = "sync.json";
 /// The directory beside the tree with what is brought.
 const INCOMING_DIRECTORY: &str = "incoming";
-/// The longest time in which a kernel dates all changes of files the same.
-const CLOCK_TICK: Duration = Duration::from_millis(10);
-/// How often a save is tried when another node saves at the same time.
+/// How often a save is tried when another node saves at the same time, or files are changed while they are read.
 const SAVE_ATTEMPTS: u32 = 5;
 
-/// The sync state of a home: the snapshot that it was last equal to.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SyncState {
-    /// The snapshot that the home was last equal to: its manifest's digest, in hexadecimal.
-    #[serde(default)]
-    pub manifest: Option<String>,
-    /// The time from which on a change of a file counts, in nanoseconds since 1970 by the clock of its disk.
-    #[serde(default)]
-    pub since: i64,
-    /// The boot in which jobs write to it.
-    #[serde(default)]
-    pub boot: Option<String>,
-}
-
-impl SyncState {
-    /// Whether jobs wrote to the home in another boot than `now`, which ended under them.
-    pub fn is_torn(&self, now: &str) -> bool {
-        self.boot.as_deref().is_some_and(|boot| boot != now)
-    }
-}
-
-/// The sync of a home with its mirror, in the home's turn.
+/// The sync of a home with its mirror, under the home's sync lock.
 #[derive(Debug)]
 pub struct CacheSync {
     home: CacheHome,
     mirror: Mirror,
     /// Work on the disk holds it to its end, also when it is given up.
-    turn: Arc<File>,
+    lock: Arc<File>,
 }
 
 /// The outcome of bringing a home to the state that is saved.
@@ -110,6 +84,13 @@ pub struct SavedCache {
     pub skipped: usize,
 }
 
+/// How a home is saved that jobs use.
+#[derive(Clone, Copy, Debug)]
+struct InUse {
+    /// The most bytes that are read in a second.
+    bytes_per_second: Option<u64>,
+}
+
 /// A home with changes, ready to be published.
 struct ChangedHome {
     origin: SealedOrigin,
@@ -119,19 +100,19 @@ struct ChangedHome {
 }
 
 impl CacheSync {
-    /// The `home`, whose `turn` it is, and the `mirror` that it is saved in.
-    pub fn new(home: CacheHome, mirror: Mirror, turn: Arc<File>) -> Self {
-        Self { home, mirror, turn }
+    /// The `home`, whose sync `lock` it is, and the `mirror` that it is saved in.
+    pub fn new(home: CacheHome, mirror: Mirror, lock: Arc<File>) -> Self {
+        Self { home, mirror, lock }
     }
 
-    /// Runs `work` on the home on a blocking thread, within the turn.
+    /// Runs `work` on the home on a blocking thread, under the lock.
     async fn with_home<T: Send + 'static>(
         &self,
         work: impl FnOnce(&CacheHome) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let (home, turn) = (self.home.clone(), Arc::clone(&self.turn));
+        let (home, lock) = (self.home.clone(), Arc::clone(&self.lock));
         blocking(move || {
-            let _turn = turn;
+            let _lock = lock;
             work(&home)
         })
         .await
@@ -164,15 +145,15 @@ impl CacheSync {
             _ => None,
         };
         let theirs = self.manifest(&id).await?;
-        let (home, since) = (self.home.clone(), base.as_ref().map_or(0, |_| state.since));
-        let (plan, theirs) = blocking(move || {
+        let since = base.as_ref().map_or(0, |_| state.since);
+        let read = move |home: &CacheHome| {
             home.begin_bringing()?;
             let base = base.as_ref().map_or(Ok(MergeTree::new()), tree_of)?;
             let (ours, theirs) =
                 (VolumeDirectory::open(&home.tree())?.walk()?.tree(since), tree_of(&theirs)?);
             Ok((merge(&base, &ours, &theirs), theirs))
-        })
-        .await?;
+        };
+        let (plan, theirs) = self.with_home(read).await?;
         let incoming = self.home.incoming();
         if !plan.take.is_empty() {
             download_some(&self.mirror, &id, &incoming, plan.take.clone(), progress).await?;
@@ -199,9 +180,45 @@ impl CacheSync {
         let mut attempt = 1;
         loop {
             let brought = self.bring(&DownloadProgress::default()).await?;
-            match self.publish(brought, config, progress).await {
+            match self.publish(brought, None, config, progress).await {
                 Err(error) if error.kind() == Kind::Busy && attempt < SAVE_ATTEMPTS => attempt += 1,
                 saved => return saved,
+            }
+        }
+    }
+
+    /// Saves the home while jobs use it, without the files that they write; so many bytes a second are read at most. `None` where other
+    /// nodes saved meanwhile, which can only be brought when no job uses it. The process ignores SIGIO from now on.
+    ///
+    /// # Errors
+    /// Those of [`mirror_source`]; [`Kind::Changed`] where files are changed again and again while they are read.
+    pub async fn save_in_use(
+        &self,
+        bytes_per_second: Option<u64>,
+        config: MirrorConfig,
+        progress: &MirrorProgress,
+    ) -> Result<Option<SavedCache>> {
+        ignore_lease_signal();
+        let mut attempt = 1;
+        loop {
+            let latest = self.mirror.latest(&self.home.key()).await?;
+            let state = self.with_home(CacheHome::sync_state).await?;
+            let found = latest.content?;
+            let is_newest = match &found {
+                None => true,
+                Some(found) if found.removed => state.manifest.is_none(),
+                Some(found) => state.manifest == Some(found.manifest.to_string()),
+            };
+            if !is_newest {
+                return Ok(None);
+            }
+            let found = found.filter(|found| !found.removed);
+            let brought =
+                BroughtCache { generation: latest.generation, latest: found, ..BroughtCache::default() };
+            match self.publish(brought, Some(InUse { bytes_per_second }), config, progress).await {
+                Err(error) if error.kind() == Kind::Busy => return Ok(None),
+                Err(error) if error.kind() == Kind::Changed && attempt < SAVE_ATTEMPTS => attempt += 1,
+                saved => return saved.map(Some),
             }
         }
     }
@@ -209,6 +226,7 @@ impl CacheSync {
     async fn publish(
         &self,
         brought: BroughtCache,
+        in_use: Option<InUse>,
         config: MirrorConfig,
         progress: &MirrorProgress,
     ) -> Result<SavedCache> {
@@ -216,7 +234,7 @@ impl CacheSync {
             Some(found) => Some(self.manifest(&found.manifest).await?),
             None => None,
         };
-        let Some(changed) = self.with_home(move |home| home.changes(former.as_ref())).await? else {
+        let Some(changed) = self.with_home(move |home| home.changes(former.as_ref(), in_use)).await? else {
             return Ok(SavedCache { brought, published: None, busy: Vec::new(), skipped: 0 });
         };
         let follows = Succession::After(brought.generation);
@@ -244,65 +262,6 @@ impl CacheHome {
     /// The key of its ref in a mirror.
     pub fn key(&self) -> Digest {
         source_key(&self.source(), &Patterns::default())
-    }
-
-    /// The state of the home. Touches the local disk.
-    ///
-    /// # Errors
-    /// [`Kind::Disk`].
-    pub fn sync_state(&self) -> Result<SyncState> {
-        let path = self.path().join(STATE_FILE);
-        match fs::read(&path) {
-            // A damaged one says nothing: all that is there counts as changed.
-            Ok(text) => Ok(serde_json::from_slice(&text).unwrap_or_default()),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(SyncState::default()),
-            Err(error) => Err(Error::disk(format!("cannot read {}", path.display()), error)),
-        }
-    }
-
-    /// Writes the state durably.
-    fn write_sync_state(&self, state: &SyncState) -> Result<()> {
-        let failed = || format!("cannot write {}", self.path().join(STATE_FILE).display());
-        write_json(self.path(), STATE_FILE, state).with_context(failed)
-    }
-
-    /// Notes that a job of the boot `now` is about to write to it; false where one of another boot did, which ended under it. Touches the
-    /// local disk.
-    ///
-    /// # Errors
-    /// [`Kind::Disk`], [`Kind::NoSpace`].
-    pub fn begin_use(&self, now: String) -> Result<bool> {
-        let state = self.sync_state()?;
-        if state.is_torn(&now) {
-            return Ok(false);
-        }
-        self.write_sync_state(&SyncState { boot: Some(now), ..state })?;
-        Ok(true)
-    }
-
-    /// Notes that no job writes to it, when all that they wrote is on the disk: a power cut does no harm from then on. Touches the local
-    /// disk.
-    ///
-    /// # Errors
-    /// [`Kind::Disk`], [`Kind::NoSpace`].
-    pub fn end_use(&self) -> Result<()> {
-        let state = self.sync_state()?;
-        if state.boot.is_none() {
-            return Ok(());
-        }
-        let failed = || format!("cannot make {} durable", self.tree().display());
-        let tree = File::open(self.tree()).with_context(failed)?;
-        rustix::fs::syncfs(&tree).with_context(failed)?;
-        self.write_sync_state(&SyncState { boot: None, ..state })
-    }
-
-    /// The current time by the clock of the home's disk, in nanoseconds since 1970. Earlier changes have an earlier time.
-    fn time(&self) -> Result<i64> {
-        std::thread::sleep(CLOCK_TICK);
-        let failed = || format!("cannot write to {}", self.path().display());
-        let draft = tempfile::NamedTempFile::new_in(self.path()).with_context(failed)?;
-        let stat = draft.as_file().metadata().with_context(failed)?;
-        Ok(stat.ctime().saturating_mul(1_000_000_000).saturating_add(stat.ctime_nsec()))
     }
 
     /// Empties the home, which was removed on another node.
@@ -338,7 +297,7 @@ impl CacheHome {
     }
 
     /// The changes to the home since the snapshot of the manifest `former`; `None` where there are none.
-    fn changes(&self, former: Option<&Manifest>) -> Result<Option<ChangedHome>> {
+    fn changes(&self, former: Option<&Manifest>, in_use: Option<InUse>) -> Result<Option<ChangedHome>> {
         let (state, since) = (self.sync_state()?, self.time()?);
         let directory = Arc::new(VolumeDirectory::open(&self.tree())?);
         let scan = directory.walk()?;
@@ -354,12 +313,15 @@ impl CacheHome {
         }
         let files = former.map_or(Ok(FormerFiles::new()), |former| former_files(former, &base))?;
         let skipped = scan.skipped.len();
-        let mut quiet = scan.into_quiet_tree(&directory, &tree, (&base, files))?;
+        let mut quiet = scan.into_quiet_tree(&directory, &tree, (&base, files), in_use.map(|_| since))?;
         let busy = std::mem::take(&mut quiet.busy);
         if quiet.unit.seal.files.is_empty() && quiet.former.is_empty() {
             return Ok(None);
         }
-        let origin = SealedOrigin::after(self.source(), quiet);
+        // What is left out is a change to the next save, too.
+        let since = quiet.busy_since.map_or(since, |busy| busy.min(since));
+        let bytes_per_second = in_use.and_then(|in_use| in_use.bytes_per_second);
+        let origin = SealedOrigin::after(self.source(), quiet, bytes_per_second);
         Ok(Some(ChangedHome { origin, since, busy, skipped }))
     }
 }

@@ -168,6 +168,41 @@ fn training_cache_is_saved_when_the_last_job_of_its_node_ends() {
 }
 
 #[test]
+fn training_cache_is_saved_while_a_job_runs_and_no_job_waits_for_that() {
+    let nodes = SavingNodes::new();
+    let (machine, flag) = (&nodes.one, nodes.one.directory("flag"));
+    let mirror = format!("[mirror]\nurl = \"file://{}\"\n", nodes.mirror().display());
+    let agent = machine.agent(&format!("{mirror}[volumes]\nsave_interval = \"1s\"\n"));
+    let wait = format!(
+        "cd $BT_PROJECT_CACHE_DIR && echo first > first && exec 9> open && echo half >&9 && touch {0}/runs; \
+         while [ ! -e {0}/go ]; do sleep 0.05; done; echo rest >&9",
+        text(&flag)
+    );
+    let last = submitted(machine, &["--project", "p", text(&cached(machine, &wait))]);
+    eventually("it runs", || flag.join("runs").exists());
+    let status = |id: &str| agent.get(&format!("/v1/jobs/{id}")).json();
+    eventually("it is saved", || has_event(&status(&last), "saved the cache of the project p: 1 file"));
+    assert!(
+        has_event(&status(&last), "the cache of the project p is saved without what is being written: open"),
+        "{}",
+        status(&last)
+    );
+    let look = "[ $(cat $BT_PROJECT_CACHE_DIR/first) = first ] && [ ! -e $BT_PROJECT_CACHE_DIR/open ]";
+    nodes.run(&nodes.other, look);
+
+    // As while a save is under way, however long that takes.
+    let save = fs::File::open(tree(machine).with_file_name("sync.lock")).unwrap();
+    save.lock().unwrap();
+    let write = cached(machine, "echo second > $BT_PROJECT_CACHE_DIR/second");
+    job(machine, &["wait", &submitted(machine, &["--project", "p", text(&write)])]).succeeds();
+    drop(save);
+    fs::write(flag.join("go"), "").unwrap();
+    job(machine, &["wait", &last]).succeeds();
+    nodes.run(&nodes.other, "cd $BT_PROJECT_CACHE_DIR && grep rest open && cat first second");
+    agent.stop();
+}
+
+#[test]
 fn training_cache_removed_from_node_and_mirror_is_empty_on_every_node() {
     let nodes = SavingNodes::new();
     nodes.run(&nodes.one, "echo first > $BT_PROJECT_CACHE_DIR/file");

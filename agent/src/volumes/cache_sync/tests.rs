@@ -1,6 +1,7 @@
 //! Homes of two nodes and one mirror.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
@@ -35,11 +36,11 @@ impl CachingNode {
         self.home.tree()
     }
 
-    /// Takes its turn, as soon as work that was given up has ended.
+    /// Takes its sync lock, as soon as work that was given up has ended.
     async fn sync(&self) -> CacheSync {
         loop {
-            if let Some(turn) = self.home.try_turn().unwrap() {
-                return CacheSync::new(self.home.clone(), self.mirror.clone(), Arc::new(turn));
+            if let Some(lock) = self.home.try_sync_lock().unwrap() {
+                return CacheSync::new(self.home.clone(), self.mirror.clone(), Arc::new(lock));
             }
             tokio::task::yield_now().await;
         }
@@ -51,6 +52,10 @@ impl CachingNode {
 
     async fn save(&self) -> SavedCache {
         self.sync().await.save(CONFIG, &MirrorProgress::default()).await.unwrap()
+    }
+
+    async fn save_in_use(&self) -> Option<SavedCache> {
+        self.sync().await.save_in_use(None, CONFIG, &MirrorProgress::default()).await.unwrap()
     }
 
     fn write(&self, path: &str, content: &str) {
@@ -188,6 +193,37 @@ async fn cache_home_with_files_being_written_is_saved_without_them() {
     one.save().await;
     other.bring().await;
     assert_eq!(other.read("log").as_deref(), Some("first and half"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cache_home_in_use_is_saved_with_what_nobody_writes_unless_another_node_saved() {
+    let (_mirror, one, other) = nodes();
+    one.write("closed", "first");
+    one.write("log", "first");
+    let mut log = fs::File::options().append(true).open(one.tree().join("log")).unwrap();
+    let saved = loop {
+        // What was closed within the last two seconds may be opened again at once.
+        let saved = one.save_in_use().await.expect("nobody else saves");
+        if saved.published.is_some() {
+            break saved;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    };
+    assert_eq!((saved.published.unwrap().latest_ref.files, saved.busy), (1, vec![b"log".to_vec()]));
+    other.bring().await;
+    assert_eq!((other.read("closed").as_deref(), other.read("log")), (Some("first"), None));
+
+    other.write("theirs", "other");
+    other.save().await;
+    std::io::Write::write_all(&mut log, b", second").unwrap();
+    drop(log);
+    assert!(one.save_in_use().await.is_none(), "what the other node saved can't be brought under a job");
+    assert_eq!(one.read("theirs"), None);
+    let saved = one.save().await;
+    assert_eq!((saved.brought.taken, saved.brought.conflicts.len(), saved.busy.len()), (1, 0, 0));
+    other.bring().await;
+    assert_eq!(other.read("log").as_deref(), Some("first, second"));
+    assert_eq!(one.found(), other.found());
 }
 
 #[tokio::test(flavor = "multi_thread")]

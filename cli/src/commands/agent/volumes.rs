@@ -19,7 +19,9 @@ pub struct VolumeSection {
     scratch_limit: Option<ByteSize>,
     /// The most that the cache of a project or a team may occupy.
     cache_limit: Option<ByteSize>,
-    /// The most bytes a second that the saver of a job reads.
+    /// How often the caches of jobs are saved while these run.
+    save_interval: Option<String>,
+    /// The most bytes a second that are read to save what a job writes while it runs.
     upload_rate: Option<ByteSize>,
     /// How long what can't be saved is tried again when its job has ended.
     give_up: Option<String>,
@@ -32,10 +34,15 @@ impl VolumeSection {
             bail!("volumes.dir {}: must be an absolute path", path.display());
         }
         let defaults = VolumeConfig::default();
+        let save_interval = duration("volumes.save_interval", self.save_interval)?;
+        if save_interval.is_some_and(|interval| interval.is_zero()) {
+            bail!("volumes.save_interval: must be longer than 0s");
+        }
         Ok(VolumeConfig {
             dir: self.dir.unwrap_or(defaults.dir),
             scratch_limit: self.scratch_limit.map(|size| size.as_u64()),
             cache_limit: self.cache_limit.map_or(defaults.cache_limit, |size| size.as_u64()),
+            save_interval: save_interval.unwrap_or(defaults.save_interval),
             upload_rate: self.upload_rate.map(|size| size.as_u64()),
             give_up: duration("volumes.give_up", self.give_up)?.unwrap_or(defaults.give_up),
         })

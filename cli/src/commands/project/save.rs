@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use bdnfs::mirroring::{MirrorConfig, MirrorProgress};
 use bdnfs_agent::signals;
 use bdnfs_agent::volumes::cache_home::CacheHome;
@@ -64,13 +64,13 @@ pub async fn run(args: ProjectSaveArgs) -> Result<()> {
     let Some(mirror) = args.target.open(&home)? else {
         bail!("name the mirror that {home} is saved in with --mirror");
     };
-    let Some(turn) = home.try_turn()? else {
-        bail!("{home} is being saved, or brought here for a job; try again later");
-    };
+    let busy = || anyhow!("{home} is being saved, or brought here for a job; try again later");
+    let _turn = home.try_turn()?.ok_or_else(busy)?;
     if home.is_in_use() {
         bail!("{home} is in use by a job on this node, and is saved when that ends");
     }
-    let sync = CacheSync::new(home.clone(), mirror, Arc::new(turn));
+    let lock = home.try_sync_lock()?.ok_or_else(busy)?;
+    let sync = CacheSync::new(home.clone(), mirror, Arc::new(lock));
     let saved = tokio::select! {
         biased;
         signal = signals::termination() => {

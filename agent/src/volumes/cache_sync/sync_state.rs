@@ -1,0 +1,100 @@
+//! The sync state of a cache home: with which snapshot it was last the same, and who wrote to it since.
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use bdnfs::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::context::Context;
+use crate::durable::write_json;
+use crate::volumes::cache_home::CacheHome;
+
+/// The file beside the tree with the state.
+const STATE_FILE: &str = "sync.json";
+/// The longest time in which a kernel dates all changes of files the same.
+const CLOCK_TICK: Duration = Duration::from_millis(10);
+
+/// The sync state of a home: the snapshot that it was last equal to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SyncState {
+    /// The snapshot that the home was last equal to: its manifest's digest, in hexadecimal.
+    #[serde(default)]
+    pub manifest: Option<String>,
+    /// The time from which on a change of a file counts, in nanoseconds since 1970 by the clock of its disk.
+    #[serde(default)]
+    pub since: i64,
+    /// The boot in which jobs write to it.
+    #[serde(default)]
+    pub boot: Option<String>,
+}
+
+impl SyncState {
+    /// Whether jobs wrote to the home in another boot than `now`, which ended under them.
+    pub fn is_torn(&self, now: &str) -> bool {
+        self.boot.as_deref().is_some_and(|boot| boot != now)
+    }
+}
+
+impl CacheHome {
+    /// The state of the home. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn sync_state(&self) -> Result<SyncState> {
+        let path = self.path().join(STATE_FILE);
+        match fs::read(&path) {
+            // A damaged one says nothing: all that is there counts as changed.
+            Ok(text) => Ok(serde_json::from_slice(&text).unwrap_or_default()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(SyncState::default()),
+            Err(error) => Err(Error::disk(format!("cannot read {}", path.display()), error)),
+        }
+    }
+
+    /// Writes the state durably.
+    pub(super) fn write_sync_state(&self, state: &SyncState) -> Result<()> {
+        let failed = || format!("cannot write {}", self.path().join(STATE_FILE).display());
+        write_json(self.path(), STATE_FILE, state).with_context(failed)
+    }
+
+    /// Notes that a job of the boot `now` is about to write to it; false where one of another boot did, which ended under it. Touches the
+    /// local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`], [`Kind::NoSpace`].
+    pub fn begin_use(&self, now: String) -> Result<bool> {
+        let state = self.sync_state()?;
+        if state.is_torn(&now) {
+            return Ok(false);
+        }
+        self.write_sync_state(&SyncState { boot: Some(now), ..state })?;
+        Ok(true)
+    }
+
+    /// Notes that no job writes to it, when all that they wrote is on the disk: a power cut does no harm from then on. Touches the local
+    /// disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`], [`Kind::NoSpace`].
+    pub fn end_use(&self) -> Result<()> {
+        let state = self.sync_state()?;
+        if state.boot.is_none() {
+            return Ok(());
+        }
+        let failed = || format!("cannot make {} durable", self.tree().display());
+        let tree = File::open(self.tree()).with_context(failed)?;
+        rustix::fs::syncfs(&tree).with_context(failed)?;
+        self.write_sync_state(&SyncState { boot: None, ..state })
+    }
+
+    /// The current time by the clock of the home's disk, in nanoseconds since 1970. Earlier changes have an earlier time.
+    pub(super) fn time(&self) -> Result<i64> {
+        std::thread::sleep(CLOCK_TICK);
+        let failed = || format!("cannot write to {}", self.path().display());
+        let draft = tempfile::NamedTempFile::new_in(self.path()).with_context(failed)?;
+        let stat = draft.as_file().metadata().with_context(failed)?;
+        Ok(stat.ctime().saturating_mul(1_000_000_000).saturating_add(stat.ctime_nsec()))
+    }
+}
