@@ -14,6 +14,7 @@ use crate::blob::Key;
 use crate::cache::inventory;
 use crate::cache::partition::Partition;
 use crate::cache::removal::RemovalListener;
+use crate::cache::removal_marks::Removal;
 use crate::digest::Digest;
 use crate::error::Result;
 use crate::manifest::Manifest;
@@ -128,8 +129,8 @@ impl Announcements {
 }
 
 impl RemovalListener for Announcements {
-    fn blob_removed(&self, key: &Key, _: Option<&File>) {
-        self.blobs_evicted(&HashSet::from([*key]));
+    fn blob_removed(&self, removal: &Removal, _: Option<&File>) {
+        self.blobs_evicted(&HashSet::from([*removal.key()]));
     }
 
     fn blobs_evicted(&self, keys: &HashSet<Key>) {

@@ -32,6 +32,7 @@ pub mod pins;
 pub mod presence;
 pub mod pressure;
 pub mod removal;
+pub mod removal_marks;
 pub mod scrub;
 pub mod space;
 #[cfg(test)]
@@ -55,6 +56,7 @@ use node::NodeCache;
 use partial::PartialBlob;
 use partition::{CachedFile, Partition};
 use removal::RemovalListeners;
+use removal_marks::Removal;
 use space::TenantSpace;
 
 /// How old a blob's time of last use may get before an open refreshes it: eviction order needs no better, and
@@ -225,13 +227,14 @@ impl Cache {
     /// # Errors
     /// [`Kind::Disk`].
     pub(crate) fn withdraw(&self, key: &Key, file: &File, bytes: u64) -> Result<()> {
+        let removal = self.mark_removal(key);
         if self.removal_listeners().need_file(key, file) {
             self.partition.demote(key)?;
         } else {
             self.layout().remove(key, BlobFile::Whole)?;
             self.partition.subtract(bytes);
         }
-        self.notify_removed(key, Some(file));
+        self.notify_removed(&removal, Some(file));
         Ok(())
     }
 
@@ -248,10 +251,14 @@ impl Cache {
         }
     }
 
-    /// Tells the listeners of this tenant that damaged content of `key` was removed, and with it `file` where
-    /// it was whole.
-    pub fn notify_removed(&self, key: &Key, file: Option<&File>) {
-        self.partition.removal_listeners.notify(key, file);
+    /// Marks that damaged content of `key` is about to be removed.
+    pub(crate) fn mark_removal(&self, key: &Key) -> Removal {
+        self.partition.removal_marks.mark(key)
+    }
+
+    /// Tells the listeners of this tenant of `removal`, and of the removed `file` where that was whole.
+    pub(crate) fn notify_removed(&self, removal: &Removal, file: Option<&File>) {
+        self.partition.removal_listeners.notify(removal, file);
     }
 
     /// Remembers the removed `file` of `key`, so that a [scrub](scrub::scrub) reports that it is still being read.

@@ -142,6 +142,14 @@ impl Agent {
             published.unwrap_or_else(|| self.jobs.purpose_of(mountpoint))
         };
         let to_stage = restore(&self.mounts, eviction_pause, stored, purpose).await;
+        let engine = self.engine.clone();
+        let repeated = blocking(move || {
+            engine.cache().repeat_removals();
+            Ok(())
+        });
+        if let Err(error) = repeated.await {
+            tracing::warn!(%error, "mounts may show damaged data that was removed before");
+        }
         // Existing mounts are served at once. New fetches wait until peers are known.
         if let Some(cluster) = &self.cluster {
             cluster.await_members().await;

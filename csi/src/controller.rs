@@ -1,8 +1,11 @@
-//! Volumes of a StorageClass. A volume is its parameters, so creating one keeps nothing and deleting one removes nothing.
+//! Volumes of a StorageClass. A volume is its parameters, so nothing is stored for one, and deleting one removes nothing.
 
 use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroUsize;
 
 use bdnfs::digest::Digest;
+use lru::LruCache;
+use parking_lot::Mutex;
 use tonic::{Request, Response, Status};
 
 use crate::TrustPolicy;
@@ -15,8 +18,21 @@ use crate::volume_context::VolumeContext;
 /// How many hexadecimal digits of a digest stand in a volume's id.
 const ID_DIGITS: usize = 16;
 
+/// Of how many volumes the capacity is known: those that a cluster creates in a day, in about a MiB.
+const KNOWN_CAPACITIES: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
+
 /// The CSI controller service: creates volumes of a StorageClass from their parameters.
-pub struct ControllerService;
+pub struct ControllerService {
+    /// The capacities, in bytes, that the newest volumes were created with, by their names: the specification wants another
+    /// capacity under the same name refused. Forgotten at a restart, since no volume depends on it.
+    capacities: Mutex<LruCache<String, i64>>,
+}
+
+impl Default for ControllerService {
+    fn default() -> Self {
+        Self { capacities: Mutex::new(LruCache::new(KNOWN_CAPACITIES)) }
+    }
+}
 
 /// The id of the volume `name` with these parameters.
 fn volume_id(name: &str, parameters: &HashMap<String, String>) -> String {
@@ -71,6 +87,11 @@ impl Controller for ControllerService {
         let secret = parameters.get("secretKey").map(|key| (key.clone(), String::new()));
         VolumeContext::new(parameters).request(&volume_id, secret.into_iter().collect(), &policy)?;
         let capacity_bytes = request.capacity_range.map_or(0, |range| range.required_bytes);
+        let known = *self.capacities.lock().get_or_insert(request.name.clone(), || capacity_bytes);
+        if known != capacity_bytes {
+            let text = format!("volume {} exists with a capacity of {known} bytes", request.name);
+            return Err(Status::already_exists(text));
+        }
         let volume = csi::Volume { capacity_bytes, volume_id, volume_context: request.parameters };
         Ok(Response::new(csi::CreateVolumeResponse { volume: Some(volume) }))
     }
@@ -79,8 +100,12 @@ impl Controller for ControllerService {
         &self,
         request: Request<csi::DeleteVolumeRequest>,
     ) -> Result<Response<csi::DeleteVolumeResponse>, Status> {
-        if request.into_inner().volume_id.is_empty() {
+        let id = request.into_inner().volume_id;
+        if id.is_empty() {
             return Err(Status::invalid_argument("volume_id is missing"));
+        }
+        if let Some((name, _)) = id.rsplit_once('-') {
+            self.capacities.lock().pop(name);
         }
         Ok(Response::new(csi::DeleteVolumeResponse {}))
     }
@@ -146,8 +171,9 @@ mod tests {
             ("endpoint", "https://h"),
             ("caFile", "/on/a/node"),
         ];
+        let controller = ControllerService::default();
         let made = async || {
-            let made = ControllerService.create_volume(creation(&parameters)).await.expect("valid");
+            let made = controller.create_volume(creation(&parameters)).await.expect("valid");
             made.into_inner().volume.expect("a volume")
         };
         let volume = made().await;
@@ -159,7 +185,7 @@ mod tests {
                 volume_capabilities: creation(&[]).into_inner().volume_capabilities,
                 ..Default::default()
             };
-            ControllerService.validate_volume_capabilities(Request::new(request)).await
+            controller.validate_volume_capabilities(Request::new(request)).await
         };
         let (known, untold) = (&volume.volume_context, HashMap::new());
         for context in [known, &untold] {
@@ -173,9 +199,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn volume_created_again_with_another_capacity_is_refused_until_it_is_deleted() {
+        let controller = ControllerService::default();
+        let create = async |required_bytes| {
+            let mut request = creation(&[("source", "s3://b/p")]).into_inner();
+            request.capacity_range = Some(csi::CapacityRange { required_bytes, limit_bytes: 0 });
+            controller.create_volume(Request::new(request)).await
+        };
+        let made = create(1 << 30).await.expect("valid").into_inner().volume.expect("a volume");
+        create(1 << 30).await.expect("the same");
+        assert_eq!(create(2 << 30).await.err().expect("another").code(), Code::AlreadyExists);
+        let deletion = csi::DeleteVolumeRequest { volume_id: made.volume_id, ..Default::default() };
+        controller.delete_volume(Request::new(deletion)).await.expect("deleted");
+        create(2 << 30).await.expect("a new one");
+    }
+
+    #[tokio::test]
     async fn storage_class_with_an_unknown_parameter_is_refused_by_name() {
-        let made =
-            ControllerService.create_volume(creation(&[("source", "s3://b/p"), ("cacheDir", "/")])).await;
+        let made = ControllerService::default()
+            .create_volume(creation(&[("source", "s3://b/p"), ("cacheDir", "/")]))
+            .await;
         assert!(made.err().expect("unknown").message().contains("cacheDir"));
     }
 }

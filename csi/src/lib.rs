@@ -138,7 +138,7 @@ pub async fn serve_node(driver: NodeDriver, end: impl Future<Output = ()>) -> Re
 /// [`bdnfs::error::Kind::Disk`] where the socket can't be used.
 pub async fn serve_controller(name: String, endpoint: &Path, end: impl Future<Output = ()>) -> Result<()> {
     let routes = Routes::new(IdentityServer::new(IdentityService::controller(name)))
-        .add_service(ControllerServer::new(ControllerService));
+        .add_service(ControllerServer::new(ControllerService::default()));
     tokio::select! {
         ended = listen(endpoint, routes.into_axum_router()) => ended,
         () = end => Ok(()),

@@ -49,6 +49,9 @@ pub(crate) enum LedgerItem {
     Passthrough(u32),
     /// A registered backing file.
     BackingFile(u32),
+    /// A file whose lookups lead to this node or its twin, since what its earlier nodes read was wrong. Kept until the mount ends. Versions
+    /// that don't know it take the slot for a vacant one.
+    Moved,
 }
 
 impl LedgerItem {
@@ -57,6 +60,7 @@ impl LedgerItem {
             Self::Cached => (1, 0),
             Self::Passthrough(id) => (2, id),
             Self::BackingFile(id) => (3, id),
+            Self::Moved => (4, 0),
         };
         kind << 32 | u64::from(id)
     }
@@ -67,6 +71,7 @@ impl LedgerItem {
             1 => Some(Self::Cached),
             2 => Some(Self::Passthrough(id)),
             3 => Some(Self::BackingFile(id)),
+            4 => Some(Self::Moved),
             _ => None,
         }
     }
@@ -79,7 +84,7 @@ pub(crate) struct LedgerEntry {
     pub(crate) number: u64,
     /// The node that it belongs to.
     pub(crate) node: u64,
-    /// The OPEN request that it came from; 0 for a backing file.
+    /// The OPEN request that it came from; 0 for what came from none.
     pub(crate) unique: u64,
     /// The recorded item.
     pub(crate) item: LedgerItem,

@@ -94,9 +94,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use bdnfs::blob::Key;
 use bdnfs::cache::pressure::CachePressureListener;
 use bdnfs::cache::removal::RemovalListener;
+use bdnfs::cache::removal_marks::Removal;
 use bdnfs::error::{Error, Result};
 use bdnfs::snapshot::Snapshot;
 use rustix::process::{getgid, getuid};
@@ -381,7 +381,8 @@ impl CachePressureListener for Filesystem {
 }
 
 impl RemovalListener for Filesystem {
-    fn blob_removed(&self, key: &Key, _: Option<&File>) {
+    fn blob_removed(&self, removal: &Removal, _: Option<&File>) {
+        let key = removal.key();
         let files = match self.snapshot.files_of(key) {
             Ok(files) => files,
             Err(error) => return tracing::warn!(%error, "cannot tell which files to read anew"),
@@ -389,10 +390,12 @@ impl RemovalListener for Filesystem {
         let Some(filesystem) = self.itself.upgrade().filter(|_| !files.is_empty()) else { return };
         tracing::warn!(%key, files = files.len(), "damaged data is read anew");
         self.snapshot.stage_again();
+        let removal = removal.clone();
         self.runtime.spawn(async move {
             for index in files {
                 filesystem.files.renew(index).await;
             }
+            drop(removal);
         });
     }
 }

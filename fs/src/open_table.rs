@@ -48,8 +48,8 @@ enum OpenNode<B, W> {
 pub(crate) struct Renewed<B> {
     /// The nodes of the file, whose pages the kernel is to drop.
     pub(crate) nodes: Vec<u64>,
-    /// Whether lookups lead to another node from now on.
-    pub(crate) moved: bool,
+    /// The node that lookups lead to from now on, if it is another.
+    pub(crate) moved_to: Option<u64>,
     /// Backing files without open handles.
     pub(crate) backings: Vec<B>,
 }
@@ -113,10 +113,7 @@ impl<B: Clone, W> OpenTable<B, W> {
 
     /// Adds a handle of `node` that the previous process opened in `mode`.
     pub(crate) fn restore(&mut self, node: u64, mode: OpenMode<B>, watch: impl FnOnce() -> Option<W>) {
-        if let (Some(index), generation @ 1..) = (tree::index(node), tree::generation(node)) {
-            let known = self.generations.entry(index).or_default();
-            *known = generation.max(*known);
-        }
+        self.restore_generation(node);
         match self.open.get_mut(&node) {
             // Of the same mode: the previous process kept to the same rule.
             Some(OpenNode::Cached { handles, .. } | OpenNode::Passthrough { handles, .. }) => *handles += 1,
@@ -127,6 +124,14 @@ impl<B: Clone, W> OpenTable<B, W> {
                 };
                 self.open.insert(node, restored);
             }
+        }
+    }
+
+    /// Notes that the file of `node` is in its generation, or in a later one.
+    pub(crate) fn restore_generation(&mut self, node: u64) {
+        if let (Some(index), generation @ 1..) = (tree::index(node), tree::generation(node)) {
+            let known = self.generations.entry(index).or_default();
+            *known = generation.max(*known);
         }
     }
 
@@ -181,11 +186,13 @@ impl<B: Clone, W> OpenTable<B, W> {
         let backings = present.iter().filter_map(|node| self.idle.take(node)).collect();
         let mut nodes: Vec<_> =
             (0..=generation).flat_map(|generation| tree::ids(index, generation)).collect();
-        if moved {
+        let moved_to = moved.then(|| {
             self.generations.insert(index, generation + 1);
-            nodes.extend(tree::ids(index, generation + 1));
-        }
-        Renewed { nodes, moved, backings }
+            let next = tree::ids(index, generation + 1);
+            nodes.extend(next);
+            next[0]
+        });
+        Renewed { nodes, moved_to, backings }
     }
 
     /// Removes and returns the backing files that were idle for too long at `now`.
@@ -230,17 +237,18 @@ mod tests {
         let old = table.lookup_node(FILE);
         open(&mut table, old, true);
         let renewed = table.renew(FILE);
-        assert!(renewed.moved && renewed.nodes.contains(&old) && renewed.backings.is_empty());
+        assert!(renewed.nodes.contains(&old) && renewed.backings.is_empty());
         let new = table.lookup_node(FILE);
-        assert_ne!(new, old);
+        assert!(new != old && renewed.moved_to == Some(new));
         assert_eq!(open(&mut table, new, false), OpenMode::Cached);
         table.close(new, Instant::now());
         assert_eq!(table.open(new, || Some(10), || None), OpenMode::Passthrough(10));
         table.close(new, Instant::now());
         let renewed = table.renew(FILE);
-        assert_eq!((renewed.moved, renewed.backings), (false, vec![10]), "nobody has it open");
+        assert_eq!((renewed.moved_to, renewed.backings), (None, vec![10]), "nobody has it open");
         let mut next: OpenTable<u32, ()> = OpenTable::new();
-        next.restore(new, OpenMode::Cached, || None);
+        next.restore(old, OpenMode::Passthrough(9), || None);
+        next.restore_generation(new);
         assert_eq!(next.lookup_node(FILE), new, "the next process goes on from there");
     }
 

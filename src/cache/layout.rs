@@ -84,6 +84,11 @@ impl CacheRoot {
         super::io::touch(&self.lock);
     }
 
+    /// The directory `name` of `tenant`; made if it is missing.
+    pub(super) fn tenant_directory(&self, tenant: &str, name: &str) -> io::Result<CacheDirectory> {
+        self.directory.subdirectory(Path::new(TENANTS_DIRECTORY).join(tenant).join(name))
+    }
+
     /// The tenants that have something in it.
     ///
     /// # Errors
@@ -120,9 +125,8 @@ impl Layout {
     pub fn open(root: Arc<CacheRoot>, tenant: &str) -> Result<Self> {
         tenant::check(tenant)?;
         let fault = |e: io::Error| unusable(root.path(), e);
-        let make =
-            |name: &str| root.directory.subdirectory(Path::new(TENANTS_DIRECTORY).join(tenant).join(name));
-        let [manifests, pins, blobs] = ["manifests", "pins", "blobs"].map(|name| make(name).map_err(fault));
+        let [manifests, pins, blobs] =
+            ["manifests", "pins", "blobs"].map(|name| root.tenant_directory(tenant, name).map_err(fault));
         let (manifests, pins, blobs) = (manifests?, pins?, blobs?);
         let stamp = stamp(blobs.descriptor()).map_err(fault)?;
         let (tenant, renamed, syncing) = (tenant.to_owned(), Default::default(), Mutex::default());

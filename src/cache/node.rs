@@ -7,13 +7,14 @@ use std::time::SystemTime;
 
 use parking_lot::Mutex;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 use super::commit::Committer;
 use super::disk_writer::DiskWriter;
 use super::eviction::{EvictionPause, Evictor};
 use super::layout::{CacheRoot, Layout};
 use super::partition::Partition;
+use super::removal_marks::RemovalMarks;
 use super::space::TenantSpace;
 use super::{Cache, Limits, pins};
 
@@ -77,6 +78,19 @@ impl NodeCache {
         self.evictor.partitions()
     }
 
+    /// Tells the listeners of all tenants of the removals that an earlier process did not see to the end. To be called
+    /// when all mounts of that process are served again.
+    pub fn repeat_removals(&self) {
+        for partition in self.partitions() {
+            match partition.removal_marks.serve_all() {
+                Ok(removals) => {
+                    removals.iter().for_each(|removal| partition.removal_listeners.notify(removal, None));
+                }
+                Err(error) => tracing::warn!(%error, "cannot tell which damaged data was removed before"),
+            }
+        }
+    }
+
     /// The cache directory.
     pub fn root(&self) -> &Path {
         self.root.path()
@@ -93,7 +107,10 @@ impl NodeCache {
             return Ok(partition.clone());
         }
         let layout = Layout::open(self.root.clone(), tenant)?;
-        let partition = Arc::new(Partition::new(layout, self.quotas.get(tenant).copied()));
+        let removals = self.root.tenant_directory(tenant, "removals");
+        let removals = removals.map_err(|e| Error::disk("cannot use the cache", e))?;
+        let quota = self.quotas.get(tenant).copied();
+        let partition = Arc::new(Partition::new(layout, RemovalMarks::new(removals), quota));
         pins::lease(&partition);
         tenants.insert(tenant.to_owned(), partition.clone());
         self.evictor.add(partition.clone());

@@ -164,12 +164,20 @@ impl PartialBlob {
         }
     }
 
+    /// Whether a block is what its check says, as the map has it.
+    pub fn is_block_right(&self, index: u64) -> bool {
+        self.verify(index, None).is_ok()
+    }
+
+    fn verify(&self, index: u64, known: Option<&Check>) -> Result<()> {
+        let noted = self.check(index)?;
+        let expected = known.unwrap_or(&noted);
+        let bytes = self.read_once(index)?;
+        Arrival { size: self.size, index, bytes }.verify(Some(expected)).map(drop)
+    }
+
     fn resolve(&self, index: u64, known: Option<&Check>) {
-        let verified = self.check(index).and_then(|noted| {
-            let expected = *known.unwrap_or(&noted);
-            let bytes = self.read_once(index)?;
-            Arrival { size: self.size, index, bytes }.verify(Some(&expected))
-        });
+        let verified = self.verify(index, known);
         if let Err(error) = &verified {
             tracing::debug!(key = %self.key, index, %error, "a block did not survive an unclean stop");
         }

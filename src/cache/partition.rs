@@ -17,6 +17,7 @@ use super::layout::{BlobFile, Layout};
 use super::leases::{LeaseSet, LeaseTable, ManifestLease};
 use super::partial::PartialBlob;
 use super::removal::RemovalListeners;
+use super::removal_marks::RemovalMarks;
 use super::verification_time;
 
 /// One tenant's partition of a cache.
@@ -30,6 +31,8 @@ pub struct Partition {
     pub quota: Option<u64>,
     /// Listeners to the removal of damaged blobs.
     pub removal_listeners: RemovalListeners,
+    /// Which damaged content was removed a moment ago.
+    pub(super) removal_marks: Arc<RemovalMarks>,
     /// Damaged files that are removed, as long as they are open.
     removed: Mutex<Vec<(Key, Weak<File>)>>,
     /// The parts that are in use.
@@ -73,13 +76,24 @@ impl CachedFile {
 }
 
 impl Partition {
-    /// The partition of the tenant whose blobs lie in `layout`. Nothing is counted yet.
-    pub fn new(layout: Layout, quota: Option<u64>) -> Self {
+    /// The partition of the tenant whose blobs lie in `layout`, with its `removal_marks`. Nothing is counted yet.
+    pub(super) fn new(layout: Layout, removal_marks: Arc<RemovalMarks>, quota: Option<u64>) -> Self {
         let (used, pending) = (AtomicI64::new(0), AtomicI64::new(0));
         let (pinned, removal_listeners) = (Mutex::default(), RemovalListeners::default());
         let (layout, leases) = (Arc::new(layout), Arc::default());
         let (removed, parts) = Default::default();
-        Self { layout, leases, quota, removal_listeners, removed, parts, used, pending, pinned }
+        Self {
+            layout,
+            leases,
+            quota,
+            removal_listeners,
+            removal_marks,
+            removed,
+            parts,
+            used,
+            pending,
+            pinned,
+        }
     }
 
     /// Remembers a damaged file that is removed, as long as it is open.
@@ -236,7 +250,7 @@ impl Partition {
 }
 
 /// Parses a file name into the blob's key and the kind of file. Maps go with their parts.
-fn parse(name: &[u8]) -> Option<(Key, BlobFile)> {
+pub(super) fn parse(name: &[u8]) -> Option<(Key, BlobFile)> {
     let name = std::str::from_utf8(name).ok()?;
     let (stem, form) = match name.strip_suffix(".part") {
         Some(stem) => (stem, BlobFile::Part),

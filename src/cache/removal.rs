@@ -10,12 +10,15 @@ use parking_lot::Mutex;
 
 use crate::blob::Key;
 
+use super::removal_marks::Removal;
+
 /// A listener that serves blobs of one tenant from the cache, or keeps bytes of them.
 pub trait RemovalListener: Send + Sync + Debug {
-    /// Called when what the cache had of the blob `key`, or some blocks of it, was damaged and has been removed: nothing
+    /// Called when what the cache had of a blob, or some blocks of it, was damaged and has been removed: nothing
     /// that was read before may be served again. `file` is that of a whole blob, which may still be read by the kernel. May
-    /// block on the local disk, and must not wait for the network or the kernel.
-    fn blob_removed(&self, key: &Key, file: Option<&File>);
+    /// block on the local disk, and must not wait for the network or the kernel: who has to, does it later, and keeps a clone of
+    /// `removal` until it is done. Called again at the next start if this process ends before that.
+    fn blob_removed(&self, removal: &Removal, file: Option<&File>);
 
     /// Whether the kernel reads `file`, which has all of the blob `key` and is damaged, for a mount that can't be given another.
     /// Such a file is not removed, but repaired. Asked before [`blob_removed`](Self::blob_removed); the same rules apply.
@@ -42,9 +45,9 @@ impl RemovalListeners {
         listeners.push(listener);
     }
 
-    /// Tells all listeners that `key` was removed, and with it `file` where it was whole.
-    pub fn notify(&self, key: &Key, file: Option<&File>) {
-        self.for_each(|listener| listener.blob_removed(key, file));
+    /// Tells all listeners of `removal`, and of the removed `file` where that was whole.
+    pub fn notify(&self, removal: &Removal, file: Option<&File>) {
+        self.for_each(|listener| listener.blob_removed(removal, file));
     }
 
     /// Whether a listener [needs](RemovalListener::needs_file) `file`, which is damaged. Asks all.

@@ -135,22 +135,27 @@ fn part(cache: &Cache, found: &CachedFile, pace: ScrubPace<'_>) -> Result<BlobVe
     // The part that is in use, if any, so that its readers see the result.
     let Some(partial) = cache.resume(&found.key, found.size)? else { return Ok(BlobVerdict::Unknown) };
     let started = cache.now();
-    let mut bytes = 0;
-    let mut right = true;
+    let (mut bytes, mut removal) = (0, None);
     for index in 0..partial.presence().blocks() {
         if partial.presence().state(index) == BlockState::Present {
             bytes += BLOCK;
-            right &= partial.recheck(index);
+            if !partial.is_block_right(index) {
+                // First: it is removed where it still is not.
+                let marked = cache.mark_removal(&found.key);
+                if !partial.recheck(index) {
+                    removal = Some(marked);
+                }
+            }
             if !pace(BLOCK) {
                 return Err(cancelled());
             }
         }
     }
-    if right {
+    let Some(removal) = removal else {
         verification_time::mark(partial.file(), started);
         return Ok(BlobVerdict::Right(bytes));
-    }
-    cache.notify_removed(&found.key, None);
+    };
+    cache.notify_removed(&removal, None);
     Ok(BlobVerdict::Wrong(bytes))
 }
 

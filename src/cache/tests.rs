@@ -291,7 +291,7 @@ fn open_of_another_format_is_refused() {
 struct KernelReader;
 
 impl removal::RemovalListener for KernelReader {
-    fn blob_removed(&self, _: &Key, _: Option<&File>) {}
+    fn blob_removed(&self, _: &removal_marks::Removal, _: Option<&File>) {}
 
     fn needs_file(&self, _: &Key, _: &File) -> bool {
         true

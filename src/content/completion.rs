@@ -76,12 +76,13 @@ impl Content {
     fn discard_wrong(&self, partial: &PartialBlob, error: Error) {
         tracing::warn!(%error, "a blob was refuted");
         self.refutation.record(error);
+        let removal = self.resources.cache.mark_removal(&self.blob.key);
         if let Err(error) = self.resources.cache.discard(partial) {
             tracing::warn!(%error, "cannot discard damaged content");
         }
         *self.slot() = None;
         self.committing.store(false, Ordering::Relaxed);
-        self.resources.cache.notify_removed(&self.blob.key, None);
+        self.resources.cache.notify_removed(&removal, None);
         self.changed.notify_waiters();
     }
 

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use crate::blob::{Blob, Key};
 use crate::cache::removal::RemovalListener;
+use crate::cache::removal_marks::Removal;
 use crate::content::{Content, SharedResources};
 use crate::fetch::Ladder;
 
@@ -20,8 +21,8 @@ pub struct Contents {
 }
 
 impl RemovalListener for Contents {
-    fn blob_removed(&self, key: &Key, _: Option<&File>) {
-        if let Some(content) = self.get(key) {
+    fn blob_removed(&self, removal: &Removal, _: Option<&File>) {
+        if let Some(content) = self.get(removal.key()) {
             content.reopen();
         }
     }

@@ -154,6 +154,10 @@ impl FileHandles {
         let mut adopted: HashMap<u32, Arc<RegisteredFile>> = HashMap::new();
         for entry in entries.iter().filter(|entry| !matches!(entry.item, LedgerItem::BackingFile(_))) {
             let LedgerEntry { number, node, unique, item } = *entry;
+            if item == LedgerItem::Moved {
+                self.table.lock().restore_generation(node);
+                continue;
+            }
             let Some((index, reader)) = self.reader_of(node) else { continue };
             let mode = match item {
                 LedgerItem::Passthrough(id) => {
@@ -240,10 +244,13 @@ impl FileHandles {
     fn close_idle_backing(&self, node: u64, index: u32) -> bool {
         let mut table = self.table.lock();
         // Bound, and dropped without the lock.
-        let evicted = (table.close(node, Instant::now()), table.renew(index));
+        let (closed, renewed) = (table.close(node, Instant::now()), table.renew(index));
         let is_open = table.is_passthrough(node);
         drop(table);
-        drop(evicted);
+        if let Some(node) = renewed.moved_to {
+            self.ledger.insert(node, 0, LedgerItem::Moved);
+        }
+        drop((closed, renewed.backings));
         is_open
     }
 
@@ -342,7 +349,8 @@ impl FileHandles {
         // Bound first, so that files are closed without the lock.
         let renewed = self.table.lock().renew(index);
         drop(renewed.backings);
-        if renewed.moved {
+        if let Some(node) = renewed.moved_to {
+            self.ledger.insert(node, 0, LedgerItem::Moved);
             self.forget_name(index).await;
         }
         for node in renewed.nodes {

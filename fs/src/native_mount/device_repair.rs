@@ -14,6 +14,7 @@ use std::time::Duration;
 use bdnfs::blob::Key;
 use bdnfs::block::{self, BLOCK};
 use bdnfs::cache::removal::RemovalListener;
+use bdnfs::cache::removal_marks::Removal;
 use bdnfs::digest::Digest;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::manifest::Slice;
@@ -234,7 +235,8 @@ impl RemovalListener for NativeSuperblock {
         is_device
     }
 
-    fn blob_removed(&self, key: &Key, _: Option<&File>) {
+    fn blob_removed(&self, removal: &Removal, _: Option<&File>) {
+        let key = removal.key();
         match self.native.device_of(key) {
             Ok(Some(_)) => self.repair(*key, self.native.device_inode(key)),
             // It is staged, so what was removed of it comes again.

@@ -1,6 +1,8 @@
 //! What is found to be wrong: before it is delivered, afterwards, and on the disk.
 
 use super::*;
+use crate::cache::removal::RemovalListener;
+use crate::cache::removal_marks::Removal;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn content_with_wrong_sha256_is_discarded() {
@@ -44,8 +46,8 @@ async fn content_of_one_flight_with_flipped_bytes_delivers_none() {
 #[derive(Debug, Default)]
 struct RemovalCounter(AtomicU64);
 
-impl crate::cache::removal::RemovalListener for RemovalCounter {
-    fn blob_removed(&self, _: &Key, _: Option<&std::fs::File>) {
+impl RemovalListener for RemovalCounter {
+    fn blob_removed(&self, _: &Removal, _: Option<&std::fs::File>) {
         self.0.fetch_add(1, Relaxed);
     }
 }

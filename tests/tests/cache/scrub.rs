@@ -115,6 +115,43 @@ fn native_mount_whose_agent_died_before_the_repair_is_repaired_by_the_next() {
 }
 
 #[test]
+fn mount_whose_agent_died_before_it_told_of_removed_damage_is_read_right_with_the_next() {
+    // The kernel reads the first by itself, and caches the second. The agent dies somewhere on its way, or exactly between removal and telling.
+    for (size, is_between) in [(17 * MIB, false), (70_000, false), (17 * MIB, true), (70_000, true)] {
+        let env = TestEnv::new();
+        let bytes = env.put("model", size);
+        let next_agent = || env.machine.agent("scrub_interval = \"0s\"");
+        let agent = next_agent();
+        let model = env.machine.mount_with("s3://bucket", "mnt", &["--wait"]).join("model");
+        let tenant = env.machine.cache().join("tenants/default");
+        let (blob, removals) = (largest_file(&tenant), tenant.join("removals"));
+        flip_byte(&blob, 5);
+        let held = File::open(&model).unwrap();
+        assert_ne!(fs::read(&model).unwrap(), bytes, "the kernel reads what lies on the disk");
+        if is_between {
+            agent.crash();
+            File::create(removals.join(blob.file_name().unwrap())).unwrap();
+            fs::remove_file(&blob).unwrap();
+        } else {
+            let cache = env.machine.cache().to_str().unwrap();
+            env.machine.run(&["cache", "verify", "--cache-dir", cache]).fails(&["damaged"]);
+            agent.crash();
+        }
+        let agent = next_agent();
+        eventually("it is read right again", || fs::read(&model).is_ok_and(|read| read == bytes));
+        eventually("nothing is left to tell", || fs::read_dir(&removals).unwrap().next().is_none());
+        // Nobody has the file open in its right state, and the name is looked up anew.
+        agent.crash();
+        let agent = next_agent();
+        drop_caches();
+        assert_same(&bytes, &fs::read(&model).unwrap(), "what the next agent's mount shows");
+        drop(held);
+        env.machine.umount(&env.machine.directory("mnt"));
+        agent.stop();
+    }
+}
+
+#[test]
 fn mount_wait_verify_on_rotten_blob_fetches_it_again() {
     for size in [17 * MIB, 2 * MIB] {
         let env = TestEnv::new();

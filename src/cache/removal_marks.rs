@@ -1,0 +1,123 @@
+//! Removal marks: which damaged content was removed, until all who served it have dropped what was read of it.
+//!
+//! A mark is an empty file `removals/<blob>`. An agent that ends while the kernel still caches what it removed leaves the mark to the
+//! next, which [tells](super::NodeCache::repeat_removals) the mounts again. Marks are not made durable: no page cache outlives
+//! the machine, either.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use rustix::fs::{AtFlags, OFlags};
+
+use crate::blob::Key;
+
+use super::directory::CacheDirectory;
+use super::layout::BlobFile;
+use super::partition::parse;
+
+/// The marks of one tenant.
+#[derive(Debug)]
+pub(super) struct RemovalMarks {
+    directory: CacheDirectory,
+    /// The removals that this process knows of.
+    live: Mutex<HashMap<Key, Weak<Mark>>>,
+    /// Whether this process serves all mounts that there are: its listeners are all that have to be told.
+    serves_all: AtomicBool,
+}
+
+/// A removal of damaged content, which is marked on the disk until the last clone of this is dropped.
+#[derive(Clone, Debug)]
+pub struct Removal(Arc<Mark>);
+
+impl Removal {
+    /// The blob that it was content of.
+    pub fn key(&self) -> &Key {
+        &self.0.key
+    }
+}
+
+#[derive(Debug)]
+struct Mark {
+    marks: Arc<RemovalMarks>,
+    key: Key,
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        let mut live = self.marks.live.lock();
+        let is_removed_again = live.get(&self.key).is_none_or(|mark| mark.strong_count() > 0);
+        if !is_removed_again {
+            live.remove(&self.key);
+            if self.marks.serves_all.load(Relaxed) {
+                let name = self.key.to_string();
+                let _ = rustix::fs::unlinkat(self.marks.directory.descriptor(), name, AtFlags::empty());
+            }
+        }
+    }
+}
+
+impl RemovalMarks {
+    /// The marks in `directory`.
+    pub(super) fn new(directory: CacheDirectory) -> Arc<Self> {
+        Arc::new(Self { directory, live: Mutex::default(), serves_all: AtomicBool::new(false) })
+    }
+
+    /// Marks that damaged content of `key` is about to be removed. Without room for the mark, a warning is logged.
+    pub(super) fn mark(self: &Arc<Self>, key: &Key) -> Removal {
+        let mut live = self.live.lock();
+        if let Err(error) = self.directory.file(key.to_string(), OFlags::WRONLY | OFlags::CREATE) {
+            tracing::warn!(%key, %error, "cannot note that damaged data is removed: a crash would forget it");
+        }
+        if let Some(mark) = live.get(key).and_then(Weak::upgrade) {
+            return Removal(mark);
+        }
+        let mark = Arc::new(Mark { marks: Arc::clone(self), key: *key });
+        live.insert(*key, Arc::downgrade(&mark));
+        Removal(mark)
+    }
+
+    /// The removals that are marked. From now on a mark goes when the last who was told is done.
+    pub(super) fn serve_all(self: &Arc<Self>) -> io::Result<Vec<Removal>> {
+        self.serves_all.store(true, Relaxed);
+        let names = std::fs::read_dir(self.directory.path())?.collect::<io::Result<Vec<_>>>()?;
+        let keys = names.iter().filter_map(|entry| match parse(entry.file_name().as_encoded_bytes())? {
+            (key, BlobFile::Whole) => Some(key),
+            _ => None,
+        });
+        Ok(keys.map(|key| self.mark(&key)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::path::Path;
+
+    use super::*;
+    use crate::digest::Digest;
+
+    fn marks(home: &Path) -> Arc<RemovalMarks> {
+        RemovalMarks::new(CacheDirectory::open(home).expect("a directory"))
+    }
+
+    #[test]
+    fn removal_that_nobody_saw_to_the_end_is_found_by_the_next_process() {
+        let home = tempfile::tempdir().expect("a directory");
+        let files = || std::fs::read_dir(home.path()).expect("a directory").count();
+        let (one, other) = (Key::Origin(Digest::of(b"1")), Key::Content(Digest::of(b"2")));
+        let first = marks(home.path());
+        drop((first.mark(&one), first.mark(&other)));
+        assert_eq!(files(), 2, "mounts that others serve were not told");
+        let next = marks(home.path());
+        let found = next.serve_all().expect("a directory");
+        assert_eq!(found.iter().map(|removal| *removal.key()).collect::<HashSet<_>>(), [one, other].into());
+        let again = next.mark(&one);
+        drop(found);
+        assert_eq!(files(), 1, "it was removed again meanwhile");
+        drop(again);
+        assert_eq!(files(), 0);
+    }
+}
