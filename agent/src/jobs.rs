@@ -14,6 +14,7 @@ mod deployment;
 mod job;
 mod job_audit;
 mod job_caches;
+mod job_room;
 mod job_saver;
 mod job_volume;
 mod loaded_checkpoints;

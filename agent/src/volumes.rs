@@ -15,10 +15,11 @@
 pub mod cache_home;
 pub mod cache_sync;
 pub mod file_list;
+mod home_eviction;
 mod trash;
 mod usage;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
@@ -26,10 +27,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bdnfs::error::{Error, Kind, Result};
+use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
 
 use crate::context::Context;
 use cache_home::{CacheHome, CacheScope};
+pub use home_eviction::EvictedHome;
 pub use usage::occupied;
 
 /// The path of a job's scratch directory, as on the platform.
@@ -58,6 +61,10 @@ pub struct VolumeConfig {
     pub scratch_limit: Option<u64>,
     /// The most that the cache of a project or a team may occupy, in bytes.
     pub cache_limit: u64,
+    /// The most that the caches of single projects may occupy, in bytes, by their names.
+    pub project_limits: BTreeMap<String, u64>,
+    /// The most that the caches of single teams may occupy, in bytes, by their names.
+    pub team_limits: BTreeMap<String, u64>,
     /// How often the caches of jobs are saved while these run.
     pub save_interval: Duration,
     /// The most bytes a second that are read to save what a job writes while it runs.
@@ -74,6 +81,8 @@ impl Default for VolumeConfig {
             dir,
             scratch_limit: None,
             cache_limit: DEFAULT_CACHE_LIMIT,
+            project_limits: BTreeMap::new(),
+            team_limits: BTreeMap::new(),
             save_interval: DEFAULT_SAVE_INTERVAL,
             upload_rate: None,
             give_up: DEFAULT_GIVE_UP,
@@ -85,6 +94,8 @@ impl Default for VolumeConfig {
 #[derive(Debug)]
 pub struct Volumes {
     config: VolumeConfig,
+    /// Held by the one who evicts homes.
+    eviction: Mutex<()>,
 }
 
 impl Volumes {
@@ -102,7 +113,7 @@ impl Volumes {
             );
             return Err(Error::new(Kind::Invalid, text));
         }
-        Ok(Self { config })
+        Ok(Self { config, eviction: Mutex::default() })
     }
 
     /// The directory of all volumes.
@@ -115,9 +126,13 @@ impl Volumes {
         &self.config
     }
 
-    /// The most that a cache may occupy, in bytes.
-    pub fn cache_limit(&self) -> u64 {
-        self.config.cache_limit
+    /// The most that the cache with this `home` may occupy, in bytes.
+    pub fn cache_limit(&self, home: &CacheHome) -> u64 {
+        let limits = match home.scope() {
+            CacheScope::Project => &self.config.project_limits,
+            CacheScope::Team => &self.config.team_limits,
+        };
+        limits.get(home.name()).copied().unwrap_or(self.config.cache_limit)
     }
 
     /// The home of the cache of `name`, a project or a team of `tenant`.

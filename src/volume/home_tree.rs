@@ -91,6 +91,15 @@ impl Scan {
         files.chain(directories).chain(links).collect()
     }
 
+    /// Whether any file or directory was changed in any way at `since` or later, in nanoseconds since 1970.
+    pub fn is_touched_since(&self, since: i64) -> bool {
+        let of_directory = |(seconds, nanoseconds): &FileTime| {
+            i128::from(*seconds) * 1_000_000_000 + i128::from(*nanoseconds) >= since.into()
+        };
+        self.files.values().any(|file| file.touched().is_none_or(|at| at >= since.into()))
+            || self.directories.values().any(of_directory)
+    }
+
     /// Makes the scanned `directory` durable, and ready to be published after the snapshot of the files `former`, whose
     /// tree is `base`; `tree` is that of the scan. Files that are being written stay as they were there, or are left out
     /// where they are new. While processes write to the directory, `writing_at` is the time of the walk, in nanoseconds since 1970, and

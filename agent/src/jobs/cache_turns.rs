@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bdnfs::boot;
 use bdnfs::download::DownloadProgress;
-use bdnfs::error::Result;
+use bdnfs::error::{Kind, Result};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirroring::MirrorProgress;
 use bdnfs::task::{blocking, on_own_thread};
@@ -16,6 +16,7 @@ use tokio::time::sleep;
 
 use super::job::{Job, StopRequest};
 use super::job_caches::JobCaches;
+use super::job_room;
 use super::run::JobRun;
 use crate::api::ApiResult;
 use crate::mirror::{self, MIRROR_CONFIG};
@@ -43,49 +44,65 @@ pub async fn begin(run: &JobRun) -> ApiResult<Vec<File>> {
     }
     let mut held = Vec::new();
     for home in caches.homes() {
+        let _turn = locked(home, CacheHome::try_turn, job).await?;
         let own = home.clone();
-        let is_new = blocking(move || Ok(!own.exists())).await?;
-        let turn = locked(home, CacheHome::try_turn, job).await?;
-        let brought = match bring(run, home).await {
-            Err(error) if caches.needs_newest() => {
-                return Err(error.within(format!("cannot bring the newest state of {home}")).into());
-            }
-            Err(error) => {
-                job.note(format!("{home} is as this node has it: {error}"));
-                None
-            }
-            Ok(brought) => brought,
-        };
-        if is_new && brought.is_none_or(|brought| brought.latest.is_none()) {
-            job.note(format!("{home} begins empty"));
+        if !blocking(move || Ok(own.is_in_use())).await? {
+            prepare(run, home, caches.needs_newest()).await?;
         }
         let own = home.clone();
         held.push(blocking(move || own.create()).await?);
-        drop(turn);
     }
     Ok(held)
 }
 
-/// Brings what other nodes saved into a home, and notes that a job of this boot writes to it. `None` where another job uses it, or
-/// there is no mirror.
-async fn bring(run: &JobRun, home: &CacheHome) -> Result<Option<BroughtCache>> {
+/// Brings what other nodes saved into a home that no job uses, and notes that one is about to write to it.
+async fn prepare(run: &JobRun, home: &CacheHome, needs_newest: bool) -> ApiResult<()> {
     let (job, own) = (&run.job, home.clone());
-    if blocking(move || Ok(own.is_in_use())).await? {
-        return Ok(None);
-    }
+    let is_new = blocking(move || Ok(own.is_new())).await?;
     // What is under way for a job that was given up comes to its end before another writes to the home.
     let lock = locked(home, CacheHome::try_sync_lock, job).await?;
-    let Some(mirror) = open_mirror(run, home).await? else { return Ok(None) };
-    let begin = Instant::now();
-    let sync = CacheSync::new(home.clone(), mirror, lock);
-    let brought =
-        on_own_thread(move || async move { sync.bring(&DownloadProgress::default()).await }).await?;
-    note_brought(job, home, &brought, begin.elapsed());
-    let (own, now) = (home.clone(), boot_id());
+    job_room::make_room(run).await;
+    let mirror = open_mirror(run, home).await;
+    let is_to_be_saved = !matches!(mirror, Ok(None));
+    let brought = match mirror {
+        Ok(Some(mirror)) => bring(run, home, mirror, lock).await.map(Some),
+        none => none.map(|_| None),
+    };
+    let brought = match brought {
+        Err(error) if needs_newest => {
+            return Err(error.within(format!("cannot bring the newest state of {home}")).into());
+        }
+        Err(error) => {
+            job.note(format!("{home} is as this node has it: {error}"));
+            None
+        }
+        Ok(brought) => brought,
+    };
+    if is_new && brought.is_none_or(|brought| brought.latest.is_none()) {
+        job.note(format!("{home} begins empty"));
+    }
+    let (own, now) = (home.clone(), is_to_be_saved.then(boot_id));
     if !blocking(move || own.begin_use(now)).await? {
         job.note(format!("{home} will not be saved: {}", torn_message(home)));
     }
-    Ok(Some(brought))
+    Ok(())
+}
+
+/// Brings what other nodes saved into a home, and makes room for it where the disk is full.
+async fn bring(run: &JobRun, home: &CacheHome, mirror: Mirror, lock: Arc<File>) -> Result<BroughtCache> {
+    let begin = Instant::now();
+    loop {
+        let sync = CacheSync::new(home.clone(), mirror.clone(), Arc::clone(&lock));
+        let bring = move || async move { sync.bring(&DownloadProgress::default()).await };
+        match on_own_thread(bring).await {
+            Err(error) if error.kind() == Kind::NoSpace && job_room::evict_home(run).await => {}
+            Err(error) => return Err(error),
+            Ok(brought) => {
+                note_brought(&run.job, home, &brought, begin.elapsed());
+                return Ok(brought);
+            }
+        }
+    }
 }
 
 /// Saves the homes of a job's caches that no other job on this node uses. What can't be saved stays here, and an event says so.

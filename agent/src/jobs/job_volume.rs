@@ -159,10 +159,10 @@ impl LimitedVolume {
             let (name, directory) = (SCRATCH_PLACE.to_owned(), queue.volume_of(job).scratch());
             Self { name, directory, limit, key: "scratch_limit in [volumes]", is_warned: false }
         });
-        let (caches, limit) = (JobCaches::of(queue, job), queue.volumes.cache_limit());
+        let caches = JobCaches::of(queue, job);
         let homes = caches.iter().flat_map(JobCaches::homes).map(|home| {
-            let (name, directory) = (home.to_string(), home.tree());
-            Self { name, directory, limit, key: "cache_limit in [volumes]", is_warned: false }
+            let (name, directory, limit) = (home.to_string(), home.tree(), queue.volumes.cache_limit(home));
+            Self { name, directory, limit, key: home.scope().limit_keys(), is_warned: false }
         });
         let checkpoints = checkpoint_place(job.request()).and_then(|place| {
             let limit = job.request().checkpoints.as_ref()?.size_limit?;

@@ -10,6 +10,7 @@ use super::cache_turns;
 use super::deployment::{self, Deployed};
 use super::job::{Job, StopRequest, now, stopped};
 use super::job_audit::JobAudit;
+use super::job_room;
 use super::job_saver::JobSaver;
 use super::job_volume;
 use super::process::SupervisorProcess;
@@ -102,6 +103,7 @@ impl JobRun {
         let exit = tokio::select! {
             exit = self.supervise(supervisor) => exit,
             never = cache_turns::save_regularly(self) => match never {},
+            never = job_room::keep_room(self) => match never {},
         };
         if self.job.request().checkpoints.is_some() && !self.job.has_exited() {
             // What they wrote is saved even where the cache's disk takes no record.

@@ -46,6 +46,14 @@ impl CacheScope {
         }
     }
 
+    /// The settings that limit its caches.
+    pub fn limit_keys(self) -> &'static str {
+        match self {
+            Self::Project => "cache_limit or project_limits in [volumes]",
+            Self::Team => "cache_limit or team_limits in [volumes]",
+        }
+    }
+
     /// The option of `bdnfs project` that selects the scope.
     pub fn option(self) -> &'static str {
         match self {
@@ -115,6 +123,11 @@ impl CacheHome {
         self.tree().is_dir()
     }
 
+    /// Whether it was never used, or removed since. Touches the local disk.
+    pub fn is_new(&self) -> bool {
+        self.synced_ago().is_none()
+    }
+
     /// Whether a job uses it. Touches the local disk.
     pub fn is_in_use(&self) -> bool {
         lock(&self.path, FlockOperation::NonBlockingLockExclusive)
@@ -138,7 +151,7 @@ impl CacheHome {
                 locked => locked.with_context(failed)?,
             };
             // The directory may have been moved between open and lock.
-            if self.is_at(&locked).with_context(failed)? && self.exists() {
+            if is_at(&locked, &self.path).with_context(failed)? && self.exists() {
                 return Ok(locked);
             }
         }
@@ -159,7 +172,7 @@ impl CacheHome {
     /// # Errors
     /// [`Kind::Disk`].
     pub fn try_sync_lock(&self) -> Result<Option<File>> {
-        let lock = self.try_lock(SYNC_FILE)?;
+        let lock = self.try_idle_sync_lock()?;
         if let Some(lock) = &lock {
             let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
             let times = Timestamps { last_access: now, last_modification: now };
@@ -167,6 +180,11 @@ impl CacheHome {
                 .with_context(|| format!("cannot lock {}", self.path.display()))?;
         }
         Ok(lock)
+    }
+
+    /// As [`try_sync_lock`](Self::try_sync_lock), for one that neither brings nor saves it.
+    pub(super) fn try_idle_sync_lock(&self) -> Result<Option<File>> {
+        self.try_lock(SYNC_FILE)
     }
 
     /// How long ago it was last brought or saved, or that began; `None` where it never was. Touches the local disk.
@@ -180,10 +198,11 @@ impl CacheHome {
         let failed = || format!("cannot lock {}", self.path.display());
         self.create_tree().with_context(failed)?;
         let path = self.path.join(name);
-        let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path);
+        let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
         let file = file.with_context(failed)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(file)),
+            // Removed with the home meanwhile: the next one is another file.
+            Ok(()) => Ok(is_at(&file, &path).with_context(failed)?.then_some(file)),
             Err(error) if error == rustix::io::Errno::WOULDBLOCK => Ok(None),
             Err(error) => Err(error).with_context(failed),
         }
@@ -230,17 +249,18 @@ impl CacheHome {
         }
     }
 
-    fn is_at(&self, locked: &File) -> io::Result<bool> {
-        let locked = locked.metadata()?;
-        match fs::metadata(&self.path) {
-            Ok(found) => Ok((found.dev(), found.ino()) == (locked.dev(), locked.ino())),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
     fn busy(&self, why: &str, error: io::Error) -> Error {
         Error::with(Kind::Busy, format!("{self} {why}"), error)
+    }
+}
+
+/// Whether the open file `locked` is the one at `path`.
+fn is_at(locked: &File, path: &Path) -> io::Result<bool> {
+    let locked = locked.metadata()?;
+    match fs::metadata(path) {
+        Ok(found) => Ok((found.dev(), found.ino()) == (locked.dev(), locked.ino())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

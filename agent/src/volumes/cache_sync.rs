@@ -241,8 +241,9 @@ impl CacheSync {
         let source = MirrorSource::local(self.home.source(), Arc::new(changed.origin), follows);
         let published = mirror_source(&self.mirror, &source, config, progress).await?;
         let (manifest, since) = (Some(published.latest_ref.manifest.to_string()), changed.since);
+        let unsaved_since = Some(since).filter(|_| in_use.is_some() || !changed.busy.is_empty());
         self.with_home(move |home| {
-            home.write_sync_state(&SyncState { manifest, since, ..home.sync_state()? })
+            home.write_sync_state(&SyncState { manifest, since, unsaved_since, ..home.sync_state()? })
         })
         .await?;
         let published = Some(published).filter(|published| published.new);
@@ -268,7 +269,8 @@ impl CacheHome {
     fn discard(&self) -> Result<()> {
         let failed = || format!("cannot empty {}", self.path().display());
         self.move_to_trash(&self.tree()).and_then(|()| self.create_tree()).with_context(failed)?;
-        self.write_sync_state(&SyncState { manifest: None, since: 0, ..self.sync_state()? })?;
+        let state = self.sync_state()?;
+        self.write_sync_state(&SyncState { manifest: None, since: 0, unsaved_since: None, ..state })?;
         trash::empty(self.trash().to_owned());
         Ok(())
     }
@@ -305,6 +307,8 @@ impl CacheHome {
         let tree = scan.tree(if former.is_some() { state.since } else { 0 });
         let mut paths = base.keys().chain(tree.keys());
         if former.is_some() && !paths.any(|path| is_changed(base.get(path), tree.get(path))) {
+            let unsaved_since = in_use.map(|_| since);
+            self.write_sync_state(&SyncState { unsaved_since, ..state })?;
             return Ok(None);
         }
         // A snapshot has files: of a home that was emptied, the last one stays until there is one again.

@@ -103,12 +103,19 @@ fn training_cache_that_a_job_cannot_have_is_refused_with_the_reason() {
 #[test]
 fn training_cache_over_its_limit_fails_the_job() {
     let machine = Machine::new();
-    let agent = machine.agent("[volumes]\ncache_limit = \"10MB\"\n");
+    let agent = machine
+        .agent("[volumes]\ncache_limit = \"10MB\"\nproject_limits = { large = \"50MB\", small = \"1MB\" }\n");
     let command = "head -c 19000000 /dev/zero > $BT_PROJECT_CACHE_DIR/x; sleep 1000";
     let file = cached(&machine, "full.json", json!({}), command);
-    let id = submitted(&machine, &["--no-mirror", "--project", "p", text(&file)]);
-    let status = || agent.get(&format!("/v1/jobs/{id}")).json();
+    let submit = |project| submitted(&machine, &["--no-mirror", "--project", project, text(&file)]);
+    // The first is measured before the others.
+    let [large, small, id] = ["large", "small", "p"].map(submit);
+    let status_of = |id: &str| agent.get(&format!("/v1/jobs/{id}")).json();
+    let status = || status_of(&id);
     eventually("it fails", || status()["state"] == "TRAINING_JOB_FAILED");
+    eventually("it fails", || status_of(&small)["state"] == "TRAINING_JOB_FAILED");
+    assert!(status_of(&small)["why"].to_string().contains("may occupy 1.0 MB"), "{}", status_of(&small));
+    assert_eq!(status_of(&large)["state"], "TRAINING_JOB_RUNNING", "it has a limit of its own");
     let why = status()["why"]["message"].as_str().unwrap().to_owned();
     assert!(
         why.starts_with("the cache of the project p occupies 19") && why.contains("raise cache_limit"),

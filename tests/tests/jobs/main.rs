@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
 
 mod admission;
+mod cache_room;
 mod caches;
 mod checkpoints;
 mod covered;

@@ -29,12 +29,20 @@ pub struct SyncState {
     /// The boot in which jobs write to it.
     #[serde(default)]
     pub boot: Option<String>,
+    /// Since when there may be changes that are not saved, in nanoseconds since 1970; `None` where there are none.
+    #[serde(default)]
+    pub unsaved_since: Option<i64>,
 }
 
 impl SyncState {
     /// Whether jobs wrote to the home in another boot than `now`, which ended under them.
     pub fn is_torn(&self, now: &str) -> bool {
         self.boot.as_deref().is_some_and(|boot| boot != now)
+    }
+
+    /// Whether all that jobs wrote to the home is in a mirror.
+    pub fn is_saved(&self) -> bool {
+        self.manifest.is_some() && self.boot.is_none() && self.unsaved_since.is_none()
     }
 }
 
@@ -59,18 +67,18 @@ impl CacheHome {
         write_json(self.path(), STATE_FILE, state).with_context(failed)
     }
 
-    /// Notes that a job of the boot `now` is about to write to it; false where one of another boot did, which ended under it. Touches the
-    /// local disk.
+    /// Notes that a job is about to write to it, one of the boot `now` if it is to be saved; false where one of another boot did, which
+    /// ended under it. Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`], [`Kind::NoSpace`].
-    pub fn begin_use(&self, now: String) -> Result<bool> {
+    pub fn begin_use(&self, now: Option<String>) -> Result<bool> {
         let state = self.sync_state()?;
-        if state.is_torn(&now) {
-            return Ok(false);
-        }
-        self.write_sync_state(&SyncState { boot: Some(now), ..state })?;
-        Ok(true)
+        let is_torn = now.as_deref().is_some_and(|now| state.is_torn(now));
+        let boot = if is_torn { state.boot } else { now.or(state.boot) };
+        let unsaved_since = Some(state.unsaved_since.map_or_else(|| self.time(), Ok)?);
+        self.write_sync_state(&SyncState { boot, unsaved_since, ..state })?;
+        Ok(!is_torn)
     }
 
     /// Notes that no job writes to it, when all that they wrote is on the disk: a power cut does no harm from then on. Touches the local

@@ -1,5 +1,6 @@
 //! The section of the agent's configuration for what jobs write.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
@@ -19,6 +20,10 @@ pub struct VolumeSection {
     scratch_limit: Option<ByteSize>,
     /// The most that the cache of a project or a team may occupy.
     cache_limit: Option<ByteSize>,
+    /// The most that the caches of single projects may occupy, by their names.
+    project_limits: BTreeMap<String, ByteSize>,
+    /// The most that the caches of single teams may occupy, by their names.
+    team_limits: BTreeMap<String, ByteSize>,
     /// How often the caches of jobs are saved while these run.
     save_interval: Option<String>,
     /// The most bytes a second that are read to save what a job writes while it runs.
@@ -38,10 +43,15 @@ impl VolumeSection {
         if save_interval.is_some_and(|interval| interval.is_zero()) {
             bail!("volumes.save_interval: must be longer than 0s");
         }
+        let bytes = |limits: BTreeMap<String, ByteSize>| {
+            limits.into_iter().map(|(name, limit)| (name, limit.as_u64())).collect()
+        };
         Ok(VolumeConfig {
             dir: self.dir.unwrap_or(defaults.dir),
             scratch_limit: self.scratch_limit.map(|size| size.as_u64()),
             cache_limit: self.cache_limit.map_or(defaults.cache_limit, |size| size.as_u64()),
+            project_limits: bytes(self.project_limits),
+            team_limits: bytes(self.team_limits),
             save_interval: save_interval.unwrap_or(defaults.save_interval),
             upload_rate: self.upload_rate.map(|size| size.as_u64()),
             give_up: duration("volumes.give_up", self.give_up)?.unwrap_or(defaults.give_up),

@@ -1,0 +1,45 @@
+//! Room for what jobs write: homes of training caches give way.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bdnfs::task::blocking;
+use tokio::time::sleep;
+
+use super::run::JobRun;
+
+/// How often the free space is looked at while a job runs: a disk of 2 GB/s writes no more meanwhile than a cache keeps free.
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+/// Homes are evicted where less than the reserve divided by this is free: the cache, which keeps all of it free, makes way before them.
+const HOME_EVICTION_DIVISOR: u64 = 2;
+
+/// Makes room again and again while a job runs, as long as it is polled.
+pub async fn keep_room(run: &JobRun) -> Infallible {
+    loop {
+        sleep(LOOK_INTERVAL).await;
+        make_room(run).await;
+    }
+}
+
+/// Makes room where too little is free on the disk of volumes: homes of training caches go that are saved and not in use, each with an
+/// event.
+pub async fn make_room(run: &JobRun) {
+    let queue = Arc::clone(&run.queue);
+    let evicted = blocking(move || {
+        let (volumes, usage) = (&queue.volumes, queue.mounts.mounter().engine.usage());
+        Ok(volumes.evict_homes(|_| volumes.free() < usage.reserve / HOME_EVICTION_DIVISOR))
+    });
+    for home in evicted.await.into_iter().flatten() {
+        run.job.note(home.to_string());
+    }
+}
+
+/// Evicts one home, if there is one that may go, with an event; false where there is none.
+pub async fn evict_home(run: &JobRun) -> bool {
+    let queue = Arc::clone(&run.queue);
+    let evicted =
+        blocking(move || Ok(queue.volumes.evict_homes(|freed| freed == 0))).await.unwrap_or_default();
+    evicted.iter().for_each(|home| run.job.note(home.to_string()));
+    !evicted.is_empty()
+}

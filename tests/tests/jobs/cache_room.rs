@@ -1,0 +1,68 @@
+//! Training caches on a disk that is nearly full.
+
+use std::path::{Path, PathBuf};
+
+use bdnfs_tests::agent::AgentProcess;
+use bdnfs_tests::disk::LoopDisk;
+use bdnfs_tests::machine::Machine;
+use serde_json::{Value, json};
+
+use super::kit::{events, job, spec, submitted, text};
+
+/// A machine with an agent whose volumes lie on a small disk.
+struct SmallDisk {
+    disk: LoopDisk,
+    machine: Machine,
+}
+
+impl SmallDisk {
+    fn new(reserve: &str) -> Option<Self> {
+        let machine = Machine::new().env("BDNFS_CACHE_RESERVE", reserve);
+        Some(Self { disk: LoopDisk::new(256 << 20)?, machine })
+    }
+
+    fn agent(&self) -> AgentProcess {
+        let (mirror, dir) = (self.machine.directory("home").join("mirror"), self.disk.path().join("volumes"));
+        let mirror = format!("[mirror]\nurl = \"file://{}\"\n", mirror.display());
+        self.machine.agent(&format!("{mirror}[volumes]\ndir = \"{}\"\n", dir.display()))
+    }
+
+    /// Runs a job with a training cache, and answers with its events.
+    fn run(&self, agent: &AgentProcess, more: &[&str], command: &str) -> Vec<String> {
+        let cache = json!({"enabled": true, "mount_base_path": self.machine.directory("base")});
+        let runtime = json!({"start_commands": [command], "cache_config": cache});
+        let body = json!({"image": {"base_image": "x"}, "runtime": runtime, "weights": []});
+        let file = spec(&self.machine, "job.json", &body.to_string());
+        let id = submitted(&self.machine, &[more, &[text(&file)]].concat());
+        job(&self.machine, &["wait", &id]).succeeds();
+        let status: Value = agent.get(&format!("/v1/jobs/{id}")).json();
+        events(&status)
+    }
+
+    fn tree(&self, project: &str) -> PathBuf {
+        let homes = self.disk.path().join("volumes/default/caches/project");
+        homes.join(Path::new(project)).join("tree")
+    }
+}
+
+#[test]
+fn training_cache_that_is_saved_and_unused_makes_room_and_comes_back_from_the_mirror() {
+    // Half of it is more than what is free beside one of the caches.
+    let Some(small) = SmallDisk::new("300MB") else { return };
+    let agent = small.agent();
+    small.run(&agent, &["--project", "unsaved", "--no-mirror"], "echo kept > $BT_PROJECT_CACHE_DIR/file");
+    let write = "cd $BT_PROJECT_CACHE_DIR && head -c 100000000 /dev/urandom > data && sha256sum data > sum";
+    let events = small.run(&agent, &["--project", "large"], write);
+    assert!(
+        events.iter().any(|event| event.starts_with("saved the cache of the project large")),
+        "{events:?}"
+    );
+    let events = small.run(&agent, &["--project", "new"], "true");
+    let evicted = "removed the cache of the project large from this node to make room: it is saved";
+    assert!(events.iter().any(|event| event.starts_with(evicted)), "{events:?}");
+    assert!(!small.tree("large").exists());
+    assert!(small.tree("unsaved").join("file").exists() && small.tree("new").exists());
+    let events = small.run(&agent, &["--project", "large"], "cd $BT_PROJECT_CACHE_DIR && sha256sum -c sum");
+    assert!(!events.iter().any(|event| event.contains("project unsaved")), "{events:?}");
+    agent.stop();
+}
