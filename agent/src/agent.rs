@@ -17,6 +17,7 @@ use crate::api::cluster::ClusterStatus;
 use crate::api::{AgentInfo, AgentStatus, ApiResult, Failure, FetchStats, socket};
 use crate::cache::scrubber::Scrubber;
 use crate::cluster::ClusterMembership;
+use crate::container_volumes::ContainerVolumes;
 use crate::deploy::{AdmissionQueue, MirrorQueue};
 use crate::fdstore::{FdStore, StoredMount};
 use crate::hooks::docker::DockerVolumes;
@@ -39,6 +40,7 @@ pub struct Agent {
     mounts: Arc<MountManager>,
     jobs: Arc<JobQueue>,
     publications: Arc<Publications>,
+    volumes: Arc<ContainerVolumes>,
     docker: Option<Arc<DockerVolumes>>,
     cluster: Option<ClusterMembership>,
     scrubber: Scrubber,
@@ -60,7 +62,7 @@ impl Agent {
     ) -> ApiResult<Self> {
         let AgentConfig { cache, persistent, mirror, secrets, via, publications, volumes, docker, .. } =
             config;
-        let volumes = Volumes::new(volumes, &cache.dir)?;
+        let volumes = Arc::new(Volumes::new(volumes, &cache.dir)?);
         let requests = Arc::<RequestMetrics>::default();
         let mounter = Mounter {
             history: SourceHistory::open(&cache.dir)?,
@@ -78,6 +80,10 @@ impl Agent {
         let (mirrors, admission) = (Arc::<MirrorQueue>::default(), Arc::<AdmissionQueue>::default());
         let shared =
             || (Arc::clone(&mounts), Arc::clone(&lifecycle), Arc::clone(&mirrors), Arc::clone(&admission));
+        let written = {
+            let (mounts, lifecycle, ..) = shared();
+            Arc::new(ContainerVolumes::open(&publications, Arc::clone(&volumes), mounts, lifecycle)?)
+        };
         let jobs = {
             let (mounts, lifecycle, mirrors, admission) = shared();
             Arc::new(JobQueue::open(mounts, lifecycle, mirrors, admission, volumes, cache.scrub_interval)?)
@@ -86,7 +92,10 @@ impl Agent {
             let (mounts, lifecycle, mirrors, admission) = shared();
             Arc::new(Publications::open(publications, mounts, lifecycle, mirrors, admission)?)
         };
-        let docker = docker.map(|docker| DockerVolumes::open(docker, &cache.dir, Arc::clone(&publications)));
+        let docker = docker.map(|docker| {
+            let (publications, written) = (Arc::clone(&publications), Arc::clone(&written));
+            DockerVolumes::open(docker, &cache.dir, publications, written)
+        });
         let docker = docker.transpose()?.map(Arc::new);
         let starting = Arc::clone(&lifecycle);
         let scrubber = Scrubber::start(&engine, move || starting.is_ready(), cache.scrub_interval)?;
@@ -96,6 +105,7 @@ impl Agent {
             mounts,
             jobs,
             publications,
+            volumes: written,
             docker,
             cluster,
             scrubber,
@@ -129,6 +139,11 @@ impl Agent {
         &self.publications
     }
 
+    /// The volumes that containers write to.
+    pub fn volumes(&self) -> &Arc<ContainerVolumes> {
+        &self.volumes
+    }
+
     /// The volumes of Docker and podman, if they are served.
     pub fn docker(&self) -> Option<&Arc<DockerVolumes>> {
         self.docker.as_ref()
@@ -158,12 +173,15 @@ impl Agent {
             self.mounts.stage_restored(&mount);
         }
         self.publications.restore().await;
+        // Before jobs, which remove what nobody holds.
+        self.volumes.restore().await;
         let restored = self.publications.list();
         self.lifecycle.set_ready();
         self.jobs.resume();
         if self.lifecycle.is_persistent() {
             tokio::spawn(Arc::clone(&self.publications).watch());
             tokio::spawn(Arc::clone(&self.publications).list_devices());
+            tokio::spawn(Arc::clone(&self.volumes).watch());
             if let Some(docker) = &self.docker {
                 tokio::spawn(Arc::clone(docker).watch(restored));
             }
@@ -235,7 +253,7 @@ impl Agent {
         let (ready, lost) = (self.lifecycle.is_ready(), self.mounts.lost().len() as u64);
         let mounts = self.mounts.attached().iter().map(|mount| mount.scrape()).collect();
         let (scrubbed, publications) = (self.scrubber.counts(), self.publications.counts());
-        let savings = self.jobs.savings();
+        let savings = self.jobs.savings().into_iter().chain(self.volumes.savings()).collect();
         let scrape = blocking(move || {
             let scrape = Scrape::gather(&engine, requests, ready, mounts, lost, scrubbed, publications);
             Ok(Scrape { savings, ..scrape })

@@ -8,6 +8,7 @@ pub mod attributes;
 pub mod cache;
 pub mod client;
 pub mod cluster;
+pub mod container_volume;
 pub mod job;
 mod job_log;
 pub mod publication;

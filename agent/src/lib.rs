@@ -10,6 +10,7 @@
 //!   agent       its parts, and what concerns all of them: status, restore, shutdown
 //!   hooks       volumes of Docker and podman
 //!   jobs        queue, record, run ──> supervisor process ──> commands
+//!   container_volumes  directories that containers write to
 //!   publications  sources that containers see: base, stage, bind
 //!   deploy      what comes before the first read: mirror, admission, staging, report
 //!   mounts      manager, records, restore, shutdown ──> bdnfs_fs::Mount, which serves reads
@@ -64,6 +65,7 @@ mod agent;
 pub mod api;
 pub mod cache;
 mod cluster;
+mod container_volumes;
 mod context;
 mod deploy;
 mod durable;

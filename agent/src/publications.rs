@@ -12,7 +12,7 @@
 //! and its bind is the kernel's.
 
 mod base;
-mod bind;
+pub mod bind;
 mod cdi;
 mod publication;
 mod publishing;
@@ -33,6 +33,7 @@ use bdnfs::source::{Patterns, Uri};
 use bdnfs::task::blocking;
 use parking_lot::Mutex;
 
+use crate::api::container_volume::VolumeKind;
 use crate::api::publication::{PublicationRequest, PublicationState, PublicationStatus, is_publication_key};
 use crate::api::{ApiResult, Failure};
 use crate::context::Context;
@@ -62,6 +63,8 @@ pub struct PublicationConfig {
     pub bases: Option<PathBuf>,
     /// Schemes and prefixes of the sources that authors without administrators' rights may name.
     pub inline_sources: Vec<String>,
+    /// The volumes to write to that authors without administrators' rights may ask for, in projects of their tenant.
+    pub inline_volumes: Vec<VolumeKind>,
     /// The sources that have a name.
     pub sources: Vec<SourceConfig>,
     /// The file that lists them as CDI devices for container runtimes.
@@ -75,6 +78,7 @@ impl Default for PublicationConfig {
             targets: ["/var/lib/kubelet", "/run/bdnfs"].map(PathBuf::from).to_vec(),
             bases: None,
             inline_sources: trust::DEFAULT_INLINE_SOURCES.map(str::to_owned).to_vec(),
+            inline_volumes: Vec::new(),
             sources: Vec::new(),
             cdi_file: None,
         }

@@ -30,14 +30,16 @@ use tokio::task::LocalSet;
 
 use crate::api::MirrorRequest;
 use crate::api::job::JobExit;
+use crate::api::saving::SaveReport;
 use crate::context::Context;
 use crate::runtime;
+use crate::volumes::JobVolume;
 
 use record::SavedState;
 use save_context::is_remainder;
 
 pub use process::{has_saver, start};
-pub use record::{SaverEnd, SaverRecord, begin, read, request_end, requested_end};
+pub use record::{SaverEnd, SaverRecord, read, request_end, requested_end};
 
 /// The file in a volume that its saver holds locked as long as it lives.
 const SAVER_LOCK_FILE: &str = "saver.lock";
@@ -58,9 +60,9 @@ pub struct SaveOrder {
     pub directory: PathBuf,
     /// The path at which the job sees that, for messages.
     pub place: PathBuf,
-    /// The file that is locked as long as the job's commands may write.
-    pub job_lock: PathBuf,
-    /// The file with the exit of the job's commands.
+    /// The file that is locked as long as the job's commands may write; `None` where a container does.
+    pub job_lock: Option<PathBuf>,
+    /// The file with the exit of the job's commands; of a container it only says that it has ended.
     pub job_exit: PathBuf,
     /// The project of the job.
     pub project: String,
@@ -82,8 +84,12 @@ pub struct SaveOrder {
 impl SaveOrder {
     /// How the job's commands ended: `None` while they run.
     fn job_end(&self) -> Option<JobEnd> {
+        let Some(job_lock) = &self.job_lock else {
+            // No runtime says how its container ended.
+            return self.job_exit.exists().then_some(JobEnd::Failed);
+        };
         // Without a lock there was never a supervisor, or the cache was removed.
-        let runs = crate::volumes::is_locked(&self.job_lock);
+        let runs = crate::volumes::is_locked(job_lock);
         let exit = || serde_json::from_slice::<JobExit>(&std::fs::read(&self.job_exit).ok()?).ok();
         (!runs).then(|| match exit() {
             Some(exit) if exit.is_success() => JobEnd::Completed,
@@ -109,7 +115,7 @@ enum JobEnd {
 ///
 /// # Errors
 /// [`Kind::Disk`]; [`Kind::Invalid`] where there is too much to look at.
-pub fn is_all_saved(volume: &Path, checkpoints: &Path) -> Result<bool> {
+fn is_all_saved(volume: &Path, checkpoints: &Path) -> Result<bool> {
     let is_there =
         checkpoints.try_exists().with_context(|| format!("cannot look at {}", checkpoints.display()))?;
     if requested_end(volume) == Some(SaverEnd::Discard) || !is_there {
@@ -122,6 +128,43 @@ pub fn is_all_saved(volume: &Path, checkpoints: &Path) -> Result<bool> {
             |saved: &SavedState| saved.fingerprint == seal.fingerprint() || is_remainder(volume, seal, saved);
         seal.files.is_empty() || saved.get(name).is_some_and(is_saved)
     }))
+}
+
+/// Makes sure that there is nothing in the checkpoint directory of `volume` that an earlier job of this id left, and forgets what became of its own.
+/// Directories alone are nothing: what is mounted there has made them. Touches the local disk.
+///
+/// # Errors
+/// [`Kind::Busy`] where there is something; [`Kind::Disk`], [`Kind::NoSpace`].
+pub fn begin_checkpoints(volume: &JobVolume) -> Result<()> {
+    let directory = volume.checkpoints();
+    let holds_some = match VolumeDirectory::open(&directory)?.walk() {
+        Ok(scan) => !(scan.files.is_empty() && scan.links.is_empty() && scan.skipped.is_empty()),
+        Err(error) if error.kind() == Kind::Invalid => true,
+        Err(error) => return Err(error),
+    };
+    if holds_some {
+        let text = format!(
+            "{} holds checkpoints of an earlier job of this id that are not saved; save them with `bdnfs checkpoint push` and \
+             remove them; a job may choose another --id instead",
+            directory.display()
+        );
+        return Err(Error::new(Kind::Busy, text));
+    }
+    record::begin(volume.path())
+}
+
+/// The report of a saver that has finished, with what came to the directory `checkpoints` afterwards. Touches the local disk.
+pub fn confirm_saved(volume: &Path, checkpoints: &Path, report: SaveReport) -> SaveReport {
+    if report.has_unsaved() {
+        return report;
+    }
+    // Before all of it is removed: the record says what was saved, and not what there is.
+    let why = match is_all_saved(volume, checkpoints) {
+        Ok(true) => return report,
+        Ok(false) => "something came to them after they were saved".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    SaveReport { given_up: true, why: Some(why), ..report }
 }
 
 /// Carries out the order on its standard input, and says `ready` when it has begun.

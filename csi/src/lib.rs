@@ -3,8 +3,9 @@
 //! ```text
 //!   kubelet ── GetInfo ──────────────> registration    which driver this is, and where it listens
 //!           ── Probe ────────────────> identity        ready when the agent is
-//!           ── NodePublishVolume ────> node ──────────> the agent: PUT /v1/publications/{key}
+//!           ── NodePublishVolume ────> node ──────────> the agent: PUT /v1/publications/{key}, /v1/volumes/{key}
 //!                                      │ volume_context what the author of a volume may ask for
+//!                                      │ written_volume what a pod writes to
 //!                                      │ status_code    what a failure means to the kubelet
 //!                                      └ events         the progress that kubectl shows
 //!   the API server <── PATCH node ─── locality        labels for the scheduler: what the agent's cache has
@@ -37,6 +38,7 @@ pub mod proto {
 mod registration;
 mod status_code;
 mod volume_context;
+mod written_volume;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -7,6 +7,7 @@ use std::time::Duration;
 use bdnfs::error::Kind;
 use bdnfs_agent::api::Failure;
 use bdnfs_agent::api::client::{Client, ClientError};
+use bdnfs_agent::api::container_volume::{VolumeRequest, VolumeState};
 use bdnfs_agent::api::publication::{
     PublicationRequest, PublicationState, PublicationStatus, publication_key,
 };
@@ -22,14 +23,15 @@ use crate::proto::csi::node_server::Node;
 use crate::proto::csi::node_service_capability::{self, rpc};
 use crate::proto::csi::volume_capability::{AccessType, access_mode::Mode};
 use crate::status_code;
-use crate::volume_context::VolumeContext;
+use crate::volume_context::{VolumeContext, VolumeWish};
+use crate::written_volume;
 
 /// How long a call is held that has no deadline: less than the 120 s that a kubelet gives.
 const CALL_HOLD_TIMEOUT: Duration = Duration::from_secs(100);
 /// How long before its deadline a call is answered.
 const DEADLINE_MARGIN: Duration = Duration::from_secs(10);
 /// The pause before an agent that is away is asked again: it restarts in a second.
-const AGENT_RETRY_INTERVAL: Duration = Duration::from_millis(250);
+pub const AGENT_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// The time to the first event about a stage, and between later ones: short stages need none.
 const EVENT_INTERVALS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 /// How many keys a call may leave unread while it waits for the agent: far more than volumes end in that time.
@@ -116,15 +118,21 @@ impl NodeService {
 
     async fn is_published(&self, key: &str) -> bool {
         self.publication(key).await.is_ok_and(|status| status.state == PublicationState::Published)
+            || self.agent.volume(key).await.is_ok_and(|status| status.state == VolumeState::Published)
     }
 
     /// Refuses a second target of the volume `id`.
     async fn ensure_single(&self, id: &str, key: &str) -> Result<(), Status> {
-        let all = self.agent.publications().await.map_err(|e| status_code::status(&e, true))?;
+        let failed = |e| status_code::status(&e, true);
+        let sources = self.agent.publications().await.map_err(failed)?.publications.into_iter();
+        let written = self.agent.volumes().await.map_err(failed)?.volumes.into_iter();
+        let written = written.filter(|volume| volume.state == VolumeState::Published);
+        let mut all =
+            sources.map(|one| (one.key, one.holder)).chain(written.map(|one| (one.key, one.holder)));
         let volume = volume_key(id);
-        match all.publications.iter().find(|other| other.key.starts_with(&volume) && other.key != key) {
-            Some(other) => {
-                let holder = other.holder.as_deref().unwrap_or("another pod");
+        match all.find(|(other, _)| other.starts_with(&volume) && other != key) {
+            Some((_, holder)) => {
+                let holder = holder.as_deref().unwrap_or("another pod");
                 Err(Status::failed_precondition(format!(
                     "volume {id} is for one pod at a time and used by {holder}"
                 )))
@@ -170,7 +178,7 @@ fn required(name: &str, value: String) -> Result<String, Status> {
     if value.is_empty() { Err(Status::invalid_argument(format!("{name} is missing"))) } else { Ok(value) }
 }
 
-/// The access mode of a capability. Every mode is accepted, since volumes are read-only.
+/// The access mode of a capability. Every mode is accepted: sources are read-only whatever it is.
 fn access_mode(capability: Option<&csi::VolumeCapability>) -> Result<Mode, Status> {
     let capability = capability.ok_or_else(|| Status::invalid_argument("volume_capability is missing"))?;
     match &capability.access_type {
@@ -194,6 +202,7 @@ impl Node for NodeService {
             volume_id,
             target_path,
             volume_capability,
+            readonly,
             secrets,
             volume_context,
             ..
@@ -205,7 +214,16 @@ impl Node for NodeService {
         let context = VolumeContext::new(volume_context);
         let pod = context.pod();
         let request = match context.request(&id, secrets, &self.policy) {
-            Ok(request) => PublicationRequest { target: Some(target.into()), ..request },
+            Ok(VolumeWish::Source(request)) => PublicationRequest { target: Some(target.into()), ..*request },
+            Ok(VolumeWish::Written(request)) => {
+                let request = VolumeRequest { target: Some(target.into()), ..request };
+                written_volume::check(&request, readonly, mode)?;
+                if mode == Mode::SingleNodeSingleWriter {
+                    self.ensure_single(&id, &key).await?;
+                }
+                written_volume::publish(&self.agent, &key, &request, until).await?;
+                return published;
+            }
             // A volume in use is never taken away by an error, though the rules have changed since.
             Err(refused) if self.is_published(&key).await => {
                 tracing::warn!("volume {id} stays published: {}", refused.message());
@@ -241,7 +259,12 @@ impl Node for NodeService {
         // Fails where no call wants to know.
         let _ = self.unpublished.send(key.clone());
         loop {
-            match self.agent.unpublish(&key).await {
+            // Only the agent knows which of the two it is.
+            let ended = async {
+                self.agent.unpublish_volume(&key).await?;
+                self.agent.unpublish(&key).await
+            };
+            match ended.await {
                 Ok(()) => return Ok(Response::new(csi::NodeUnpublishVolumeResponse {})),
                 Err(error) if error.is_gone() && Instant::now() + AGENT_RETRY_INTERVAL < until => {
                     tokio::time::sleep(AGENT_RETRY_INTERVAL).await;
@@ -258,7 +281,11 @@ impl Node for NodeService {
         let csi::NodeGetVolumeStatsRequest { volume_id, volume_path, .. } = request.into_inner();
         let (id, path) = (required("volume_id", volume_id)?, required("volume_path", volume_path)?);
         // Answered by the agent from memory: nothing looks through a mount that may be dead.
-        let status = self.publication(&target_key(&id, &path)).await;
+        let key = target_key(&id, &path);
+        if let Ok(status) = self.agent.volume(&key).await {
+            return Ok(Response::new(written_volume::stats(status)));
+        }
+        let status = self.publication(&key).await;
         let status = status.map_err(|e| match e.is(Kind::NotFound) {
             true => Status::not_found(format!("volume {id} is not published at {path}")),
             false => status_code::status(&e, true),

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use bdnfs::source::{AuthMethod, Secret};
 use bdnfs_agent::api::attributes::{Attributes, InvalidAttribute};
+use bdnfs_agent::api::container_volume::{VolumeKind, VolumeRequest, job_id};
 use bdnfs_agent::api::publication::PublicationRequest;
 use tonic::Status;
 
@@ -22,6 +23,15 @@ const ADMIN_KEYS: [&str; 9] =
     ["endpoint", "region", "caFile", "allowHttp", "mirror", "tenant", "uid", "gid", "badNames"];
 /// How many digits a kubelet's id of an inline volume has behind `csi-`.
 const INLINE_ID_DIGITS: usize = 64;
+
+/// The request that a volume makes of the agent.
+#[derive(Debug)]
+pub enum VolumeWish {
+    /// A source, read-only.
+    Source(Box<PublicationRequest>),
+    /// A directory to write to.
+    Written(VolumeRequest),
+}
 
 /// The attributes of a volume and what the kubelet says of its pod, not read yet.
 pub struct VolumeContext {
@@ -52,7 +62,7 @@ impl VolumeContext {
         id: &str,
         secrets: HashMap<String, String>,
         policy: &TrustPolicy,
-    ) -> Result<PublicationRequest, Status> {
+    ) -> Result<VolumeWish, Status> {
         let trusted = self.is_trusted(id, policy);
         if let Some(key) = ADMIN_KEYS.into_iter().find(|key| !trusted && self.own.has(key)) {
             let text = format!(
@@ -60,14 +70,23 @@ impl VolumeContext {
             );
             return Err(Status::permission_denied(text));
         }
-        let auth = self.secret_key(&secrets).map_err(invalid)?;
         // The data is the namespace's, unless an administrator says otherwise.
         let namespace = self.pod.get("pod.namespace");
         let tenant = namespace.map(|name| policy.tenants.get(name).unwrap_or(name)).cloned();
         let holder = self.pod().map(|pod| format!("pod {}/{}", pod.namespace, pod.name));
+        if let Some(request) = self.own.volume(tenant.as_deref()).map_err(invalid)? {
+            if !secrets.is_empty() {
+                let text = format!("{}: takes no secret; leave out nodePublishSecretRef", request.kind);
+                return Err(Status::invalid_argument(format!("volume attribute {text}")));
+            }
+            let id = self.pod.get("pod.uid").and_then(|uid| job_id(uid));
+            let id = id.filter(|_| request.kind == VolumeKind::Checkpoints);
+            return Ok(VolumeWish::Written(VolumeRequest { id, holder, trusted, ..request }));
+        }
+        let auth = self.secret_key(&secrets).map_err(invalid)?;
         let secrets = secrets.into_iter().map(|(key, value)| (key, Secret::new(value))).collect();
         let request = self.own.request(auth, secrets, tenant).map_err(invalid)?;
-        Ok(PublicationRequest { holder, trusted, ..request })
+        Ok(VolumeWish::Source(Box::new(PublicationRequest { holder, trusted, ..request })))
     }
 
     /// Whether an administrator wrote them: the kubelet says that the volume is not inline. Where it says nothing, its author
@@ -130,8 +149,47 @@ mod tests {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
     }
 
-    fn request(pairs: &[(&str, &str)], secrets: &[(&str, &str)]) -> Result<PublicationRequest, Status> {
+    fn wish(pairs: &[(&str, &str)], secrets: &[(&str, &str)]) -> Result<VolumeWish, Status> {
         VolumeContext::new(map(pairs)).request("volume", map(secrets), &TrustPolicy::default())
+    }
+
+    fn source(wish: VolumeWish) -> PublicationRequest {
+        match wish {
+            VolumeWish::Source(request) => *request,
+            VolumeWish::Written(request) => panic!("{request:?}"),
+        }
+    }
+
+    fn request(pairs: &[(&str, &str)], secrets: &[(&str, &str)]) -> Result<PublicationRequest, Status> {
+        wish(pairs, secrets).map(source)
+    }
+
+    #[test]
+    fn attribute_checkpoints_is_a_volume_of_the_pod_in_its_namespace() {
+        let pod = [
+            ("csi.storage.k8s.io/pod.namespace", "team"),
+            ("csi.storage.k8s.io/pod.name", "trainer-0"),
+            ("csi.storage.k8s.io/pod.uid", "3f1c9a2b-0d6e-4f0a-9c1b-2a3b4c5d6e7f"),
+        ];
+        let written = |own: (&str, &str)| match wish(&[&pod[..], &[INLINE, own]].concat(), &[]) {
+            Ok(VolumeWish::Written(request)) => request,
+            other => panic!("{other:?}"),
+        };
+        let made = written(("checkpoints", "llama"));
+        assert_eq!((made.kind, made.project.as_str()), (VolumeKind::Checkpoints, "llama"));
+        assert_eq!((made.id.as_deref(), made.tenant.as_deref()), (Some("3f1c9a2b"), Some("team")));
+        assert_eq!((made.holder.as_deref(), made.trusted), (Some("pod team/trainer-0"), false));
+        let made = written(("projectCache", "llama"));
+        assert_eq!((made.kind, made.id), (VolumeKind::ProjectCache, None));
+        let error = wish(&[INLINE, ("checkpoints", "llama"), SOURCE], &[]).expect_err("both");
+        assert_eq!(error.message(), "volume attribute source: does not go with checkpoints");
+        let error = wish(&[INLINE, ("checkpoints", "llama")], &[("a", "hush")]).expect_err("a secret");
+        assert!(
+            error.code() == Code::InvalidArgument && error.message().contains("takes no secret"),
+            "{error}"
+        );
+        let error = wish(&[INLINE, ("checkpoints", "llama"), ("tenant", "a")], &[]).expect_err("tenant");
+        assert_eq!(error.code(), Code::PermissionDenied);
     }
 
     #[test]
@@ -153,7 +211,10 @@ mod tests {
         assert!(made.access.s3.is_some_and(|s3| s3.anonymous));
         let policy =
             TrustPolicy { tenants: [("team".into(), "seven".into())].into(), ..TrustPolicy::default() };
-        let made = VolumeContext::new(map(&[pod[0], SOURCE])).request("v", map(&[]), &policy).expect("valid");
+        let made = VolumeContext::new(map(&[pod[0], SOURCE]))
+            .request("v", map(&[]), &policy)
+            .map(source)
+            .expect("valid");
         assert_eq!(made.tenant.as_deref(), Some("seven"));
     }
 
@@ -186,10 +247,12 @@ mod tests {
     fn inline_volume_that_claims_to_be_persistent_is_not_trusted() {
         let id = format!("csi-{}", "0a".repeat(32));
         let policy = TrustPolicy { trust_unmarked: true, ..TrustPolicy::default() };
-        let made = |id: &str| VolumeContext::new(map(&[PERSISTENT, SOURCE])).request(id, map(&[]), &policy);
+        let made = |id: &str| {
+            VolumeContext::new(map(&[PERSISTENT, SOURCE])).request(id, map(&[]), &policy).map(source)
+        };
         assert!(!made(&id).expect("valid").trusted && made("csi-llama").expect("valid").trusted);
         let unmarked = VolumeContext::new(map(&[SOURCE])).request("v", map(&[]), &policy);
-        assert!(unmarked.expect("valid").trusted);
+        assert!(source(unmarked.expect("valid")).trusted);
     }
 
     #[test]

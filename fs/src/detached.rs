@@ -1,4 +1,4 @@
-//! A detached copy of a mount, for another mount namespace or directory.
+//! A detached copy of a mount or directory, for another mount namespace or directory.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -9,20 +9,32 @@ use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
-/// A copy of a mount: read-only, without devices and set-user-ID, and private, so that it follows no other. It is unmounted when
-/// it is dropped before it was attached.
+/// A copy of a mount: without devices and set-user-ID, and private, so that it follows no other. It is unmounted when it is dropped
+/// before it was attached.
 #[derive(Debug)]
 pub struct DetachedMount(OwnedFd);
 
 impl DetachedMount {
-    /// Copies the mount at `path`.
+    /// Copies the mount at `path`, read-only.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk) where there is no directory, or this process may not mount.
     pub fn copy_of(path: &Path) -> Result<Self> {
+        Self::copy(path, libc::MOUNT_ATTR_RDONLY)
+    }
+
+    /// Makes a mount of the directory `path`, as writable as that is.
+    ///
+    /// # Errors
+    /// Those of [`copy_of`](Self::copy_of).
+    pub fn writable_copy_of(path: &Path) -> Result<Self> {
+        Self::copy(path, 0)
+    }
+
+    fn copy(path: &Path, attributes: u64) -> Result<Self> {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         let copy = open_tree(CWD, path, flags).and_then(|tree| {
-            restrict(&tree)?;
+            restrict(&tree, attributes)?;
             Ok(Self(tree))
         });
         copy.map_err(|e| Error::disk(format!("cannot copy the mount {}", path.display()), e.into()))
@@ -44,9 +56,9 @@ impl From<DetachedMount> for OwnedFd {
     }
 }
 
-fn restrict(tree: &OwnedFd) -> std::result::Result<(), Errno> {
+fn restrict(tree: &OwnedFd, others: u64) -> std::result::Result<(), Errno> {
     let attributes = libc::mount_attr {
-        attr_set: libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV,
+        attr_set: libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | others,
         attr_clr: 0,
         propagation: libc::MS_PRIVATE,
         userns_fd: 0,

@@ -35,6 +35,8 @@ pub struct MountEntry {
     pub kind: String,
     /// Its device number: major, minor.
     pub device: (u32, u32),
+    /// The directory of its file system that it shows, from that one's root on.
+    pub root: PathBuf,
     /// Whether an unmount in the mount namespace that this one was made from removes it here, too.
     pub follows: bool,
 }
@@ -137,8 +139,28 @@ pub fn all() -> Result<Vec<MountEntry>> {
 /// # Errors
 /// As [`list`].
 pub(crate) fn is_shown_anywhere(source: &Path) -> Result<bool> {
-    let is_it = |mounted: MountEntry| Path::new(&mounted.source) == source;
-    if all()?.into_iter().any(is_it) {
+    is_mounted_anywhere(|mounted| Path::new(&mounted.source) == source)
+}
+
+/// Whether `directory` is bound anywhere, in any mount namespace. Those of processes that this one may not look into are not seen.
+///
+/// # Errors
+/// As [`list`].
+pub fn is_bound_anywhere(directory: &Path) -> Result<bool> {
+    let shown = shown_at(&all()?, directory);
+    is_mounted_anywhere(|mounted| Some((mounted.device, mounted.root.clone())) == shown)
+}
+
+/// The device of `directory`, a path without links, and its path from the root of its file system on.
+fn shown_at(table: &[MountEntry], directory: &Path) -> Option<((u32, u32), PathBuf)> {
+    // Of several at one place the last is seen.
+    let on = table.iter().filter(|mounted| directory.starts_with(&mounted.mountpoint));
+    let on = on.max_by_key(|mounted| mounted.mountpoint.components().count())?;
+    Some((on.device, on.root.join(directory.strip_prefix(&on.mountpoint).ok()?)))
+}
+
+fn is_mounted_anywhere(is_it: impl Fn(&MountEntry) -> bool) -> Result<bool> {
+    if all()?.iter().any(&is_it) {
         return Ok(true);
     }
     let mut seen = BTreeSet::new();
@@ -148,7 +170,7 @@ pub(crate) fn is_shown_anywhere(source: &Path) -> Result<bool> {
         let new = if seen.contains(&namespace) { None } else { fs::read(process.join("mountinfo")).ok() };
         let Some(table) = new else { return false };
         seen.insert(namespace);
-        entries(&table).any(is_it)
+        entries(&table).any(|mounted| is_it(&mounted))
     });
     Ok(!shown.is_empty())
 }
@@ -162,7 +184,8 @@ fn entries(table: &[u8]) -> impl Iterator<Item = MountEntry> {
 fn parse(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|byte| *byte == b' ');
     let device = std::str::from_utf8(fields.nth(2)?).ok()?.split_once(':')?;
-    let mountpoint = PathBuf::from(unescape(fields.nth(1)?));
+    let root = PathBuf::from(unescape(fields.next()?));
+    let mountpoint = PathBuf::from(unescape(fields.next()?));
     let optional = fields.by_ref().take_while(|field| *field != b"-");
     let follows = optional.filter(|field| field.starts_with(b"master:")).count() > 0;
     let kind = unescape(fields.next()?).to_string_lossy().into_owned();
@@ -172,6 +195,7 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
         source,
         kind,
         device: (device.0.parse().ok()?, device.1.parse().ok()?),
+        root,
         follows,
     })
 }
@@ -251,6 +275,7 @@ mod tests {
         let mounted = parse(line).expect("a mount");
         assert_eq!(mounted.mountpoint, Path::new("/mnt/a b\\c"));
         assert_eq!((mounted.source.as_str(), mounted.device), ("s3://x/y z", (0, 40)));
+        assert_eq!(mounted.root, Path::new("/"));
         assert!(mounted.ours() && mounted.follows);
         let plain = parse(b"1 0 8:1 / / rw - ext4 /dev/sda1 rw").expect("a mount");
         assert!(!plain.ours() && !plain.follows);
@@ -258,6 +283,18 @@ mod tests {
         assert_eq!(parse(b"1 0 8:1 / / rw ext4"), None);
         assert_eq!(unescape(b"\\04"), "\\04");
         assert_eq!(unescape(b"\\777"), "\\777");
+    }
+
+    #[test]
+    fn shown_at_a_path_below_a_bind_is_the_path_on_its_disk() {
+        let table: Vec<_> = entries(
+            b"1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 8:2 /data /var/lib rw - ext4 /dev/b rw\n3 1 8:3 / /var/lib/x rw - ext4 /dev/c rw",
+        )
+        .collect();
+        let at = |path: &str| shown_at(&table, Path::new(path)).expect("there is a root");
+        assert_eq!(at("/var/lib/volumes"), ((8, 2), PathBuf::from("/data/volumes")));
+        assert_eq!(at("/var/library"), ((8, 1), PathBuf::from("/var/library")));
+        assert_eq!(at("/var/lib/x/y"), ((8, 3), PathBuf::from("/y")));
     }
 
     #[test]

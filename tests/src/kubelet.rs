@@ -48,6 +48,8 @@ pub struct PodVolume {
     pub secrets: HashMap<String, String>,
     /// How the volume may be used.
     pub mode: Mode,
+    /// Whether the pod is to get it read-only.
+    pub read_only: bool,
 }
 
 impl PodVolume {
@@ -72,7 +74,14 @@ impl PodVolume {
         ];
         let pairs = attributes.iter().chain(&info);
         let context = pairs.map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        Self { id: id.to_owned(), pod: pod.to_owned(), context, secrets: HashMap::new(), mode }
+        Self {
+            id: id.to_owned(),
+            pod: pod.to_owned(),
+            context,
+            secrets: HashMap::new(),
+            mode,
+            read_only: false,
+        }
     }
 
     /// The same, with a publish secret of one key.
@@ -198,6 +207,7 @@ impl Kubelet {
             }),
             secrets: volume.secrets.clone(),
             volume_context: volume.context.clone(),
+            readonly: volume.read_only,
             ..Default::default()
         });
         request.set_timeout(self.deadline);

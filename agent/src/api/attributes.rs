@@ -4,16 +4,15 @@
 use std::collections::BTreeMap;
 use std::fs;
 
+use bdnfs::checkpoint;
 use bdnfs::source::{
     Access, AuthMethod, AzureAccess, GcsAccess, HubAccess, Patterns, Secret, TreeLayout, Uri, tenant,
 };
 use thiserror::Error;
 
+use super::container_volume::{VolumeKind, VolumeRequest};
 use super::publication::{PublicationRequest, Staging};
 use super::{DEFAULT_TENANT, MirrorRequest};
-
-/// Keys of attributes that later versions will have.
-const RESERVED_KEYS: [&str; 2] = ["checkpoints", "cache"];
 
 /// The error of an invalid attribute. It shows no value, since that may be a secret.
 #[derive(Debug, Error)]
@@ -49,6 +48,35 @@ impl Attributes {
     /// Takes the value of `key`.
     pub fn take(&mut self, key: &str) -> Option<String> {
         self.0.remove(key)
+    }
+
+    /// The request for a volume to write to, without an id, if they ask for one; for `tenant` unless they name another. It is not
+    /// trusted.
+    ///
+    /// # Errors
+    /// The attribute that does not go with such a volume.
+    pub fn volume(&mut self, tenant: Option<&str>) -> Result<Option<VolumeRequest>, InvalidAttribute> {
+        let Some(kind) = VolumeKind::ALL.into_iter().find(|kind| self.has(kind.attribute())) else {
+            return Ok(None);
+        };
+        let project = self.take(kind.attribute()).unwrap_or_default();
+        let tenant = self.take("tenant").or_else(|| tenant.map(str::to_owned));
+        let named = tenant.as_deref().map_or(Ok(()), tenant::check);
+        named.map_err(|e| InvalidAttribute::new("tenant", e))?;
+        checkpoint::check_text("the name of a project", &project)
+            .map_err(|e| InvalidAttribute::new(kind.attribute(), e))?;
+        if let Some(key) = self.0.keys().next() {
+            return Err(InvalidAttribute::new(key, format!("does not go with {kind}")));
+        }
+        Ok(Some(VolumeRequest {
+            kind,
+            project,
+            id: None,
+            tenant,
+            target: None,
+            holder: None,
+            trusted: false,
+        }))
     }
 
     /// The request that the attributes make, with `secrets` that came along, for `tenant` unless they name another. It is not
@@ -153,14 +181,7 @@ impl Attributes {
     /// Refuses attributes that were not used: they may be misspelt.
     fn refuse_others(&self) -> Result<(), InvalidAttribute> {
         let Some(key) = self.0.keys().next() else { return Ok(()) };
-        Err(InvalidAttribute::new(
-            key,
-            if RESERVED_KEYS.contains(&key.as_str()) {
-                "this version of bdnfs has no such volumes: it mounts sources, read-only"
-            } else {
-                "there is no such attribute; docs/containers.md lists all"
-            },
-        ))
+        Err(InvalidAttribute::new(key, "there is no such attribute; docs/containers.md lists all"))
     }
 
     fn layout(&mut self, uri: &Uri) -> Result<Option<TreeLayout>, InvalidAttribute> {
@@ -214,14 +235,37 @@ mod tests {
             ("tenant", "../x", "tenant: "),
             ("layout", "flat", "layout: \"flat\" is not a layout"),
             ("layout", "hf-cache", "layout: s3://b: the layout hf-cache is for hf:// sources only"),
-            ("checkpoints", "run", "checkpoints: this version"),
-            ("cache", "run", "cache: this version"),
             ("cacheDir", "/", "cacheDir: there is no such attribute"),
         ] {
             let error = request(&[("source", "s3://b"), (key, value)]).expect_err(key).to_string();
             assert!(error.starts_with(words) && !error.contains('\n'), "{error}");
         }
         assert_eq!(request(&[]).expect_err("no source").to_string(), "source: is missing");
+    }
+
+    #[test]
+    fn attributes_of_a_volume_to_write_to_refuse_all_others_by_name() {
+        let volume = |pairs: &[(&str, &str)]| {
+            let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+            pairs.collect::<Attributes>().volume(Some("own"))
+        };
+        let made = volume(&[("projectCache", "llama")]).expect("valid").expect("a volume");
+        assert_eq!((made.kind, made.project.as_str()), (VolumeKind::ProjectCache, "llama"));
+        assert_eq!((made.tenant.as_deref(), made.trusted), (Some("own"), false));
+        let named =
+            volume(&[("checkpoints", "llama"), ("tenant", "team")]).expect("valid").expect("a volume");
+        assert_eq!((named.kind, named.tenant.as_deref()), (VolumeKind::Checkpoints, Some("team")));
+        assert_eq!(volume(&[("source", "s3://b")]).expect("valid"), None);
+        for (key, value, words) in [
+            ("source", "s3://b", "source: does not go with checkpoints"),
+            ("staging", "lazy", "staging: does not go with checkpoints"),
+            ("projectCache", "llama", "projectCache: does not go with checkpoints"),
+            ("tenant", "../x", "tenant: "),
+            ("checkpoints", "", "checkpoints: "),
+        ] {
+            let error = volume(&[("checkpoints", "llama"), (key, value)]).map_err(|e| e.to_string());
+            assert!(error.as_ref().is_err_and(|error| error.starts_with(words)), "{key}: {error:?}");
+        }
     }
 
     #[test]

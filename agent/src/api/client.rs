@@ -2,6 +2,7 @@
 //! noticed at once.
 
 mod cache;
+mod container_volumes;
 mod jobs;
 mod publications;
 

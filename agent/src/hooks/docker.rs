@@ -2,13 +2,16 @@
 //!
 //! ```text
 //!  dockerd, podman ── HTTP over a unix socket ──> plugin_protocol ──> DockerVolumes ──> Publications
+//!                                                                          ├─ ContainerVolumes, for what containers write
 //!                                                                          └─ records: which volumes there are, who uses them
 //! ```
 //!
-//! A volume is a publication that is kept until the volume is removed; its runtime binds the base. It is staged from the
-//! moment when it is created, and anew after a boot, since runtimes remember volumes for ever.
+//! A volume of a source is a publication that is kept until the volume is removed; its runtime binds the base. It is staged from the
+//! moment when it is created, and anew after a boot, since runtimes remember volumes for ever. One to write to is published from the
+//! first mount to the last unmount.
 
 mod plugin_protocol;
+mod written_volumes;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,12 +28,15 @@ use serde::{Deserialize, Serialize};
 pub use plugin_protocol::routes;
 
 use crate::api::attributes::{Attributes, InvalidAttribute};
+use crate::api::container_volume::VolumeRequest;
 use crate::api::publication::{PublicationRequest, PublicationStatus, publication_key};
 use crate::api::{ApiResult, Failure};
+use crate::container_volumes::ContainerVolumes;
 use crate::context::Context;
 use crate::publications::{Milestone, Publications};
 use crate::records::Records;
 use crate::text;
+use written_volumes::WrittenVolume;
 
 /// The prefix of the keys of their publications.
 const KEY_RUNTIME: &str = "docker";
@@ -64,11 +70,23 @@ pub enum VolumeRuntime {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct DockerVolume {
     name: String,
-    request: PublicationRequest,
+    #[serde(flatten)]
+    content: VolumeContent,
     /// The runtimes that have it mounted, by the id that each gave the mount.
     mounts: BTreeMap<String, VolumeRuntime>,
     /// The boot in which they did: containers do not outlive it.
     boot: String,
+}
+
+/// What a volume shows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum VolumeContent {
+    /// A source.
+    #[serde(rename = "request")]
+    Source(Box<PublicationRequest>),
+    /// A directory that containers write to.
+    Written(WrittenVolume),
 }
 
 /// All volumes of an agent.
@@ -76,6 +94,7 @@ struct DockerVolume {
 pub struct DockerVolumes {
     config: DockerConfig,
     publications: Arc<Publications>,
+    written: Arc<ContainerVolumes>,
     records: Records<DockerVolume>,
     /// The volumes, by name.
     table: Mutex<BTreeMap<String, DockerVolume>>,
@@ -89,19 +108,25 @@ impl DockerVolumes {
     ///
     /// # Errors
     /// [`Kind::Disk`].
-    pub fn open(config: DockerConfig, cache: &Path, publications: Arc<Publications>) -> Result<Self> {
+    pub fn open(
+        config: DockerConfig,
+        cache: &Path,
+        publications: Arc<Publications>,
+        written: Arc<ContainerVolumes>,
+    ) -> Result<Self> {
         let records = Records::<DockerVolume>::open(cache, "docker")?;
         let boot = boot::id().context("cannot read /proc/sys/kernel/random/boot_id")?.trim().to_owned();
         let mut table = BTreeMap::new();
         for (_, mut volume) in records.all()? {
             if volume.boot != boot {
                 volume.mounts.clear();
+                volume.content.end();
                 volume.boot.clone_from(&boot);
             }
             table.insert(volume.name.clone(), volume);
         }
         let (table, writing) = (Mutex::new(table), Mutex::default());
-        Ok(Self { config, publications, records, table, writing, boot })
+        Ok(Self { config, publications, written, records, table, writing, boot })
     }
 
     /// Publishes all volumes, and ends publications without a volume, every few minutes. Call it when
@@ -114,9 +139,12 @@ impl DockerVolumes {
                 let _ = self.publications.unpublish(&status.key).await;
             }
         }
+        self.end_forgotten().await;
         loop {
-            for DockerVolume { name, request, .. } in self.all() {
-                if let Err(failure) = self.publish(&name, request, Duration::ZERO, Milestone::Published).await
+            for DockerVolume { name, content, .. } in self.all() {
+                let VolumeContent::Source(request) = content else { continue };
+                if let Err(failure) =
+                    self.publish(&name, *request, Duration::ZERO, Milestone::Published).await
                 {
                     tracing::warn!("the volume {name} is not published: {failure}");
                 }
@@ -137,15 +165,17 @@ impl DockerVolumes {
     ) -> ApiResult<()> {
         let holder = format!("docker volume {name}");
         let tenant = self.publications.tenant().to_owned();
-        let request = blocking(move || Ok(request(options, holder, tenant))).await??;
-        let found = self.table.lock().get(&name).map(|volume| volume.request.clone());
-        if found.is_some_and(|found| found != request) {
+        let content = blocking(move || Ok(content(options, holder, tenant))).await??;
+        let found = self.table.lock().get(&name).map(|volume| volume.content.clone());
+        if found.is_some_and(|found| !found.is_same(&content)) {
             let text = format!("the volume {name} exists with other options; remove it first");
             return Err(Failure { kind: Failure::EXISTS.to_owned(), message: text });
         }
-        self.publish(&name, request.clone(), self.wait_limit(by), Milestone::Resolved).await?;
+        if let VolumeContent::Source(request) = &content {
+            self.publish(&name, (**request).clone(), self.wait_limit(by), Milestone::Resolved).await?;
+        }
         let new =
-            DockerVolume { name: name.clone(), request, mounts: BTreeMap::new(), boot: self.boot.clone() };
+            DockerVolume { name: name.clone(), content, mounts: BTreeMap::new(), boot: self.boot.clone() };
         self.table.lock().entry(name.clone()).or_insert(new);
         if let Err(failure) = self.write(&name).await {
             let _ = self.remove(&name).await;
@@ -159,7 +189,10 @@ impl DockerVolumes {
     /// # Errors
     /// [`Kind::NotFound`]; [`Kind::Busy`] with the progress when it is not there in time: it goes on; and why it failed.
     async fn mount(self: &Arc<Self>, name: &str, id: &str, by: VolumeRuntime) -> ApiResult<PathBuf> {
-        let request = self.find(name)?.request;
+        let request = match self.find(name)?.content {
+            VolumeContent::Source(request) => *request,
+            VolumeContent::Written(_) => return self.mount_written(name, id, by).await,
+        };
         let status = self.publish(name, request, self.wait_limit(by), Milestone::Published).await?;
         let Some(path) = status.path else { return Err(Failure::new(Kind::Busy, status.message)) };
         if let Some(volume) = self.table.lock().get_mut(name) {
@@ -174,6 +207,7 @@ impl DockerVolumes {
         if let Some(volume) = self.table.lock().get_mut(name) {
             volume.mounts.remove(id);
         }
+        self.end_unmounted(name).await;
         self.note_mounts(name).await;
     }
 
@@ -184,6 +218,7 @@ impl DockerVolumes {
             if let Some(volume) = self.table.lock().get_mut(&volume.name) {
                 volume.mounts.retain(|_, by| *by != VolumeRuntime::Docker);
             }
+            self.end_unmounted(&volume.name).await;
             self.note_mounts(&volume.name).await;
         }
     }
@@ -270,37 +305,38 @@ fn key(name: &str) -> String {
     publication_key(KEY_RUNTIME, name, None)
 }
 
-/// The request of a volume with these options. Touches the local disk.
-fn request(
-    options: BTreeMap<String, String>,
-    holder: String,
-    tenant: String,
-) -> ApiResult<PublicationRequest> {
+/// What a volume with these options shows. Touches the local disk.
+fn content(options: BTreeMap<String, String>, holder: String, tenant: String) -> ApiResult<VolumeContent> {
     let mut options: Attributes = options.into_iter().collect();
-    let secret = options.take("secret").map(|name| AuthMethod::Secret { auth_secret_name: name });
     let invalid = |error: InvalidAttribute| Failure::new(Kind::Invalid, format!("option {error}"));
-    let request = options.request(secret, BTreeMap::new(), Some(tenant)).map_err(invalid)?;
     // A user that may speak to a container runtime is root.
+    if let Some(request) = options.volume(Some(&tenant)).map_err(invalid)? {
+        let request = VolumeRequest { holder: Some(holder), trusted: true, ..request };
+        return Ok(VolumeContent::Written(WrittenVolume::new(request)));
+    }
+    let secret = options.take("secret").map(|name| AuthMethod::Secret { auth_secret_name: name });
+    let request = options.request(secret, BTreeMap::new(), Some(tenant)).map_err(invalid)?;
     let request = PublicationRequest { holder: Some(holder), trusted: true, keep: true, ..request };
     if request.is_signed()? {
         let text = "a signed URL expires, and a volume does not; name a secret instead";
         return Err(invalid(InvalidAttribute::new("source", text)));
     }
-    Ok(request)
+    Ok(VolumeContent::Source(Box::new(request)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn request_of(pairs: &[(&str, &str)]) -> ApiResult<PublicationRequest> {
+    fn content_of(pairs: &[(&str, &str)]) -> ApiResult<VolumeContent> {
         let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-        request(pairs.collect(), "docker volume v".to_owned(), "team".to_owned())
+        content(pairs.collect(), "docker volume v".to_owned(), "team".to_owned())
     }
 
     #[test]
     fn docker_volume_options_become_a_trusted_kept_request() {
-        let made = request_of(&[("source", "https://h/x"), ("secret", "hf"), ("uid", "7")]).expect("valid");
+        let made = content_of(&[("source", "https://h/x"), ("secret", "hf"), ("uid", "7")]).expect("valid");
+        let VolumeContent::Source(made) = made else { panic!("{made:?}") };
         assert!(made.trusted && made.keep && made.uid == Some(7) && made.tenant.as_deref() == Some("team"));
         assert_eq!(made.access.auth.as_ref().and_then(AuthMethod::secret), Some("hf"));
         for (key, value, words) in [
@@ -311,9 +347,22 @@ mod tests {
             let mut pairs = vec![("source", "https://h/x")];
             pairs.retain(|(name, _)| *name != key);
             pairs.push((key, value));
-            let failure = request_of(&pairs).expect_err(key);
+            let failure = content_of(&pairs).expect_err(key);
             assert!(failure.is(Kind::Invalid) && failure.message.starts_with(words), "{failure}");
             assert!(!failure.message.contains("hush"));
+        }
+    }
+
+    #[test]
+    fn docker_volume_record_of_a_source_keeps_its_form_and_a_written_one_is_read_again() {
+        let source = content_of(&[("source", "s3://b")]).expect("valid");
+        let written = content_of(&[("checkpoints", "llama")]).expect("valid");
+        for (content, key) in [(source, "request"), (written, "written")] {
+            let (name, boot) = ("v".to_owned(), "b".to_owned());
+            let volume = DockerVolume { name, content: content.clone(), mounts: BTreeMap::new(), boot };
+            let text = serde_json::to_value(&volume).expect("JSON");
+            assert!(text[key].is_object(), "{text}");
+            assert_eq!(serde_json::from_value::<DockerVolume>(text).expect("a record").content, content);
         }
     }
 }

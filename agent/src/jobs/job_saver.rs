@@ -51,18 +51,10 @@ impl JobSaver {
     /// [`Kind::Unavailable`] where something could not be saved; it is kept, and the error says where.
     pub async fn finish(mut self) -> ApiResult<()> {
         let Some(task) = &mut self.task else { return Ok(()) };
-        let mut report = task.await.map_err(lost)?;
-        if !report.has_unsaved() {
-            // Before all of it is removed: the record says what was saved, and not what there is.
-            let volume = self.run.queue.volume_of(&self.run.job);
-            let judge = move || saver::is_all_saved(volume.path(), &volume.checkpoints());
-            let changed = || Some("something came to them after they were saved".to_owned());
-            let why = blocking(judge)
-                .await
-                .map_or_else(|e| Some(e.to_string()), |all| if all { None } else { changed() });
-            report.given_up = why.is_some();
-            report.why = why.or(report.why);
-        }
+        let report = task.await.map_err(lost)?;
+        let volume = self.run.queue.volume_of(&self.run.job);
+        let report =
+            blocking(move || Ok(saver::confirm_saved(volume.path(), &volume.checkpoints(), report))).await?;
         self.run.job.set_saving(report.clone(), self.run.job.saver_events());
         if !report.has_unsaved() {
             return Ok(());
@@ -157,7 +149,7 @@ fn saver_order(run: &JobRun) -> Result<SaveOrder> {
         volume: volume.path().to_owned(),
         directory: volume.checkpoints(),
         place: checkpoint_place(request).unwrap_or_default(),
-        job_lock,
+        job_lock: Some(job_lock),
         job_exit,
         project: request.training.project().to_owned(),
         id: request.training.id().to_owned(),

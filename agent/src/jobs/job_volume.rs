@@ -6,10 +6,9 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bdnfs::error::{Error, Kind, Result};
+use bdnfs::error::{Kind, Result};
 use bdnfs::source::Secret;
 use bdnfs::task::blocking;
-use bdnfs::volume::VolumeDirectory;
 
 use super::job::Job;
 use super::job_caches::{self, JobCaches};
@@ -71,7 +70,7 @@ pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
     let locks = vec![volume.create(&directories)?];
     job.set_volume_created();
     if checkpoint_place(job.request()).is_some() {
-        begin_checkpoints(&volume)?;
+        saver::begin_checkpoints(&volume)?;
     }
     let mut shared = Vec::new();
     if let Some(caches) = caches {
@@ -117,26 +116,6 @@ pub fn variables(job: &Job) -> BTreeMap<String, Secret> {
 pub fn checkpoint_place(request: &JobRequest) -> Option<PathBuf> {
     let checkpoints = request.checkpoints.as_ref()?;
     Some(checkpoints.path.clone().unwrap_or_else(|| PathBuf::from(CHECKPOINT_PLACE)))
-}
-
-/// Makes sure that there is nothing in a checkpoint directory that an earlier job of this id left, and forgets what became of its own.
-/// Directories alone are nothing: what is mounted there has made them.
-fn begin_checkpoints(volume: &JobVolume) -> Result<()> {
-    let directory = volume.checkpoints();
-    let holds_some = match VolumeDirectory::open(&directory)?.walk() {
-        Ok(scan) => !(scan.files.is_empty() && scan.links.is_empty() && scan.skipped.is_empty()),
-        Err(error) if error.kind() == Kind::Invalid => true,
-        Err(error) => return Err(error),
-    };
-    if holds_some {
-        let text = format!(
-            "{} holds checkpoints of an earlier job of this id that are not saved; save them with `bdnfs checkpoint push` and \
-             remove them, or choose another --id",
-            directory.display()
-        );
-        return Err(Error::new(Kind::Busy, text));
-    }
-    saver::begin(volume.path())
 }
 
 /// A volume with a limit.

@@ -54,7 +54,7 @@ pub struct JobQueue {
     pub(super) lifecycle: Arc<Lifecycle>,
     pub(super) mirrors: Arc<MirrorQueue>,
     pub(super) admission: Arc<AdmissionQueue>,
-    pub(super) volumes: Volumes,
+    pub(super) volumes: Arc<Volumes>,
     /// How long ago what a job reads may have been verified.
     pub(super) scrub_interval: Duration,
 }
@@ -77,7 +77,7 @@ impl JobQueue {
         lifecycle: Arc<Lifecycle>,
         mirrors: Arc<MirrorQueue>,
         admission: Arc<AdmissionQueue>,
-        volumes: Volumes,
+        volumes: Arc<Volumes>,
         scrub_interval: Duration,
     ) -> Result<Self> {
         let cache = &mounts.mounter().cache;

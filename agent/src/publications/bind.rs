@@ -1,4 +1,4 @@
-//! A bind: a base, read-only, at the target of a publication.
+//! A bind: a base, read-only, at the target of a publication; or a directory that a container writes to.
 //!
 //! A target lies below one of the agent's target directories. That directory may be a link; nothing below it may, and what
 //! the names lead to is what is bound to and unmounted, even if they are swapped meanwhile. No request is sent to a file system
@@ -81,6 +81,18 @@ impl BindTarget {
     /// [`Kind::NotFound`] where its parent is gone, [`Kind::Refused`] for a link on the way, [`Kind::Busy`] where something
     /// else is mounted there.
     pub fn bind(&self, base: &Path) -> Result<()> {
+        self.bind_copy(|| DetachedMount::copy_of(base))
+    }
+
+    /// The same with a `directory` that is to be written to.
+    ///
+    /// # Errors
+    /// Those of [`bind`](Self::bind).
+    pub fn bind_writable(&self, directory: &Path) -> Result<()> {
+        self.bind_copy(|| DetachedMount::writable_copy_of(directory))
+    }
+
+    fn bind_copy(&self, copy: impl FnOnce() -> Result<DetachedMount>) -> Result<()> {
         if let Some(other) = self.mounted()? {
             let text = format!("target {}: {} is mounted there", self.path().display(), other.source);
             return Err(Error::new(Kind::Busy, text));
@@ -90,19 +102,18 @@ impl BindTarget {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(self.failed("cannot make it", error)),
         }
-        let bound = self.attach(&parent, base);
+        let bound = self.attach(&parent, copy);
         if bound.is_err() {
             let _ = unlinkat(&parent, &self.name, AtFlags::REMOVEDIR);
         }
         bound
     }
 
-    fn attach(&self, parent: &OwnedFd, base: &Path) -> Result<()> {
+    fn attach(&self, parent: &OwnedFd, copy: impl FnOnce() -> Result<DetachedMount>) -> Result<()> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let target = openat2(parent, &self.name, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
         let target = target.map_err(|e| self.failed("is not a directory", e))?;
-        let copy = DetachedMount::copy_of(base)?;
-        copy.attach(&target).map_err(|e| self.failed("cannot bind to it", e))
+        copy()?.attach(&target).map_err(|e| self.failed("cannot bind to it", e))
     }
 
     /// Unmounts what is bound there, in use or not, and removes the directory. It is no error where nothing is.
@@ -110,6 +121,18 @@ impl BindTarget {
     /// # Errors
     /// [`Kind::Disk`].
     pub fn unbind(&self) -> Result<()> {
+        self.unbind_where(MountEntry::ours)
+    }
+
+    /// The same, whatever is mounted there: a directory that was bound looks like any other mount.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn unbind_writable(&self) -> Result<()> {
+        self.unbind_where(|_| true)
+    }
+
+    fn unbind_where(&self, is_own: impl Fn(&MountEntry) -> bool) -> Result<()> {
         let parent = match self.parent() {
             Ok(parent) => parent,
             // The parent is gone, and with it the target.
@@ -118,7 +141,7 @@ impl BindTarget {
         };
         // The name in the parent that was opened, wherever that is by now.
         let name = Path::new("/proc/self/fd").join(parent.as_raw_fd().to_string()).join(&self.name);
-        while self.mounted()?.is_some_and(|mounted| mounted.ours()) {
+        while self.mounted()?.is_some_and(|mounted| is_own(&mounted)) {
             match unmount(&name, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
                 Ok(()) => {}
                 // Another process was faster, or moved it.

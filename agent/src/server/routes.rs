@@ -21,6 +21,7 @@ mod health;
 mod jobs;
 mod mounts;
 mod publications;
+mod volumes;
 
 /// The id in a path.
 pub type IdPath = Result<Path<u64>, PathRejection>;
@@ -78,6 +79,7 @@ fn control_routes() -> Routes {
     mounts::routes()
         .merge(jobs::routes())
         .merge(publications::routes())
+        .merge(volumes::routes())
         .merge(cache::routes())
         .merge(cluster::routes())
         .merge(health::routes())

@@ -28,6 +28,7 @@ fn agent_api_answers_match_openapi() {
     mounts(&mut api, &agent, &machine);
     jobs(&mut api, &agent, &machine);
     publications(&mut api, &agent, &machine, &targets);
+    volumes(&mut api, &agent, &targets);
     cache(&mut api, &agent, &machine);
     cluster(&mut api, &agent);
     api.ask(&agent, "POST", "/v1/stop", "", "");
@@ -151,6 +152,31 @@ fn publications(api: &mut OpenApi, agent: &AgentProcess, machine: &Machine, targ
     api.ask(agent, "PUT", "/v1/sources/{name}", "named?wait=60", "");
     api.ask(agent, "GET", "/v1/sources", "", "");
     api.fails(agent, ("PUT", "/v1/sources/{name}", "unnamed"), "", 404);
+}
+
+fn volumes(api: &mut OpenApi, agent: &AgentProcess, targets: &Path) {
+    let (route, target) = ("/v1/volumes/{key}", targets.join("cache"));
+    let mut request = json!({
+        "kind": "projectCache", "project": "p", "id": null, "tenant": "alice", "target": place(&target),
+        "holder": "pod default/a", "trusted": true,
+    });
+    let published = api.ask(agent, "PUT", route, "one", &request.to_string()).json();
+    assert_eq!((&published["state"], &published["path"]), (&json!("published"), &json!(place(&target))));
+    fs::write(target.join("file"), "written").expect("a directory to write to");
+    api.ask(agent, "GET", route, "one", "");
+    api.ask(agent, "GET", "/v1/volumes", "", "");
+    request["project"] = json!("q");
+    api.fails(agent, ("PUT", route, "one"), &request.to_string(), 409);
+    api.fails(agent, ("PUT", route, "other"), &request.to_string(), 409);
+    request["trusted"] = json!(false);
+    request["target"] = Value::Null;
+    api.fails(agent, ("PUT", route, "other"), &request.to_string(), 403);
+    api.fails(agent, ("PUT", route, "o%20ther"), &request.to_string(), 400);
+    api.fails(agent, ("PUT", route, "other"), "{}", 400);
+    api.ask(agent, "DELETE", route, "one", "");
+    api.ask(agent, "DELETE", route, "one", "");
+    eventually("it has ended", || api.try_ask(agent, "GET", route, "one", "").code == 404);
+    api.fails(agent, ("GET", route, "one"), "", 404);
 }
 
 fn cache(api: &mut OpenApi, agent: &AgentProcess, machine: &Machine) {

@@ -12,6 +12,7 @@ use bdnfs_tests::s3::Keys;
 use bdnfs_tests::test_env::TestEnv;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::kit::{bases, config, entries};
 use crate::oci::{ContainerNode, blocks};
@@ -97,10 +98,12 @@ fn daemon(node: &ContainerNode, script: &str) -> Child {
 fn docker_page_blocks_run_from_nothing_to_containers() {
     let found = blocks("docker.md");
     let kinds: Vec<_> = found.iter().map(|(kind, _)| kind.as_str()).collect();
-    assert_eq!(kinds, ["toml", "sh", "ini", "sh", "yaml", "sh"]);
-    let [config, docker, containers_conf, podman, compose_file, compose] =
-        <[String; 6]>::try_from(found.into_iter().map(|(_, text)| text).collect::<Vec<_>>()).unwrap();
-    let node = DockerNode::new(&config);
+    assert_eq!(kinds, ["toml", "sh", "ini", "sh", "yaml", "sh", "toml", "sh"]);
+    let [config, docker, containers_conf, podman, compose_file, compose, mirror_config, written] =
+        <[String; 8]>::try_from(found.into_iter().map(|(_, text)| text).collect::<Vec<_>>()).unwrap();
+    let mirror = TempDir::new().unwrap();
+    let mirror_url = format!("file://{}", mirror.path().display());
+    let node = DockerNode::new(&(config + &mirror_config.replace("s3://my-mirror", &mirror_url)));
     let source = node.node.source("gpt2", "the weights");
     assert_eq!(node.run(&docker, &source, "busybox").succeeds(), "gpt2\nweights\ngpt2\n");
     node.node.assert_released();
@@ -122,6 +125,15 @@ fn docker_page_blocks_run_from_nothing_to_containers() {
     let output = node.shell(&format!("cd {}\n{compose}", project.display()));
     assert!(output.code == Some(0) && output.out.contains("weights"), "{output:?}");
     node.node.assert_released();
+
+    node.shell(&written).succeeds();
+    node.node.assert_saved();
+    let machine = &node.node.machine;
+    let to = machine.directory("got").join("step-1");
+    let words =
+        ["checkpoint", "get", "step-1", to.to_str().unwrap(), "--project", "llama", "--mirror", &mirror_url];
+    machine.run(&words).succeeds();
+    assert_eq!(fs::read_to_string(to.join("model")).unwrap(), "weights\n");
 }
 
 #[test]

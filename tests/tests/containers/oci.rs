@@ -59,7 +59,7 @@ impl ContainerNode {
         }
         let busybox = program("busybox").get_program().to_owned();
         fs::copy(busybox, root.join("bin/busybox")).unwrap();
-        for name in ["sh", "cat", "ls", "touch"] {
+        for name in ["sh", "cat", "ls", "mkdir", "touch"] {
             std::os::unix::fs::symlink("busybox", root.join("bin").join(name)).unwrap();
         }
         root
@@ -118,6 +118,13 @@ impl ContainerNode {
         // The agent is where all look for it.
         let script = format!("unset BDNFS_SOCKET; export PATH=/usr/local/bin:$PATH\n{script}");
         self.machine.run_command(self.machine.program("sh", &["-euc", &script]))
+    }
+
+    /// Waits until all that containers wrote is saved.
+    pub fn assert_saved(&self) {
+        bdnfs_tests::process::eventually("all is saved", || {
+            self.agent.get("/v1/volumes").json()["volumes"] == json!([])
+        });
     }
 
     /// Asserts that nothing is published any more.

@@ -78,9 +78,14 @@ impl Drop for DriverProcess {
 impl KubernetesNode {
     /// A node whose kubelet has this deadline.
     pub fn new(deadline: Duration) -> Self {
+        Self::with_config(deadline, "")
+    }
+
+    /// The same; the agent's configuration ends with the lines `more`.
+    pub fn with_config(deadline: Duration, more: &str) -> Self {
         let env = TestEnv::new();
         let root = env.machine.directory("kubelet");
-        let agent = Some(env.machine.agent(&Self::config(&env)));
+        let agent = Some(env.machine.agent(&(Self::config(&env) + more)));
         let driver = DriverProcess::start(&env, &[]);
         let mut kubelet = Kubelet::new(&root).with_deadline(deadline);
         kubelet.register();

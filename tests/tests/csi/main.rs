@@ -7,3 +7,4 @@ mod events;
 mod kit;
 mod locality;
 mod publish;
+mod written;

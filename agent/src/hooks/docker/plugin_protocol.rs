@@ -15,7 +15,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{DockerVolume, DockerVolumes, VolumeRuntime};
+use super::{DockerVolume, DockerVolumes, VolumeContent, VolumeRuntime};
 use crate::api::publication::PublicationState;
 use crate::api::{ApiResult, Failure};
 
@@ -92,6 +92,10 @@ async fn run(volumes: &Arc<DockerVolumes>, call: &str, by: VolumeRuntime, body: 
 
 /// A volume, from memory.
 fn describe(volumes: &DockerVolumes, volume: &DockerVolume) -> Value {
+    if let VolumeContent::Written(written) = &volume.content {
+        let (path, status) = volumes.describe_written(&volume.name, written);
+        return json!({"Name": volume.name, "Mountpoint": path, "Status": status});
+    }
     let status = volumes.status(&volume.name);
     let path = status.as_ref().and_then(|status| status.path.clone()).unwrap_or_default();
     let status = match status {

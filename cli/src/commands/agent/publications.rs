@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bdnfs::source::{Patterns, TreeLayout, Uri};
+use bdnfs_agent::api::container_volume::VolumeKind;
 use bdnfs_agent::api::publication::{PublicationRequest, Staging, is_publication_key};
 use bdnfs_agent::{DockerConfig, PublicationConfig, SourceConfig, is_device_name};
 use serde::Deserialize;
@@ -35,6 +36,9 @@ pub struct PublicationSection {
     bases: Option<PathBuf>,
     /// The sources that any author may name.
     inline_sources: Option<Vec<String>>,
+    /// The volumes to write to that any author may ask for.
+    #[serde(default)]
+    inline_volumes: Vec<VolumeKind>,
     /// The file that lists the sources as CDI devices.
     cdi_file: Option<PathBuf>,
 }
@@ -107,8 +111,8 @@ impl PublicationSection {
             section.setup(name, secrets).context(context)
         };
         let sources = sources.into_iter().map(named).collect::<Result<_>>()?;
-        let (bases, cdi_file) = (self.bases, self.cdi_file);
-        Ok(PublicationConfig { targets, bases, inline_sources, sources, cdi_file })
+        let Self { bases, cdi_file, inline_volumes, .. } = self;
+        Ok(PublicationConfig { targets, bases, inline_sources, inline_volumes, sources, cdi_file })
     }
 }
 

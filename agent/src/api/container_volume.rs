@@ -1,0 +1,158 @@
+//! Volumes of containers, as they travel over the control socket: a directory of a project that a container, pod or task writes
+//! to, bound where its runtime wants it.
+//!
+//! `PUT /v1/volumes/{key}` asks for one, `DELETE` ends it; both may be repeated. What was written is saved after the end, and
+//! no request waits for that.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::saving::SaveReport;
+
+/// How many characters of the id of a container or pod are the id of the job that its checkpoints belong to.
+const JOB_ID_LEN: usize = 8;
+
+/// What a volume of a container is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum VolumeKind {
+    /// A checkpoint directory of its own, saved while it is written.
+    Checkpoints,
+    /// The training cache of a project, which all its jobs and containers on the node share.
+    ProjectCache,
+}
+
+impl VolumeKind {
+    /// All kinds.
+    pub const ALL: [Self; 2] = [Self::Checkpoints, Self::ProjectCache];
+
+    /// The attribute of a volume that asks for it, whose value is the project.
+    pub fn attribute(self) -> &'static str {
+        match self {
+            Self::Checkpoints => "checkpoints",
+            Self::ProjectCache => "projectCache",
+        }
+    }
+}
+
+impl fmt::Display for VolumeKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.attribute())
+    }
+}
+
+/// A directory of a project, and where a container, pod or task is to see it. All but kind and project may be left out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeRequest {
+    /// What it is.
+    pub kind: VolumeKind,
+    /// The project.
+    pub project: String,
+    /// The id of the job that checkpoints belong to; they need one.
+    #[serde(default)]
+    pub id: Option<String>,
+    /// The tenant that the project belongs to, which the runtime knows and no author chooses; default: the agent's own.
+    #[serde(default)]
+    pub tenant: Option<String>,
+    /// The directory to bind it to, which the agent makes and removes. Its parent exists below one of the agent's `targets`.
+    /// Without one the answer's path is the directory itself.
+    #[serde(default)]
+    pub target: Option<PathBuf>,
+    /// The container, pod or task that it is for, as shown to users: `pod default/trainer-0`.
+    #[serde(default)]
+    pub holder: Option<String>,
+    /// Whether an administrator wrote the request. Other authors get the kinds that `inline_volumes` names.
+    #[serde(default)]
+    pub trusted: bool,
+}
+
+/// The state of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VolumeState {
+    /// The container may write to it.
+    Published,
+    /// It was ended, and what was written is being saved.
+    Saving,
+    /// It was ended, and not all could be saved: the directory is kept.
+    Unsaved,
+}
+
+impl fmt::Display for VolumeState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Published => "published",
+            Self::Saving => "saving",
+            Self::Unsaved => "unsaved",
+        })
+    }
+}
+
+/// The status of a volume.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VolumeStatus {
+    /// The key of the volume.
+    pub key: String,
+    /// What it is.
+    pub kind: VolumeKind,
+    /// The project.
+    pub project: String,
+    /// The id of the job that its checkpoints belong to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// The tenant that the project belongs to.
+    pub tenant: String,
+    /// The container, pod or task that it is for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holder: Option<String>,
+    /// The path of a published one: the target, else the directory itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// The state.
+    pub state: VolumeState,
+    /// The last event, in one line.
+    pub message: String,
+    /// The checkpoints and their states.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub saving: Option<SaveReport>,
+}
+
+/// All volumes of containers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct VolumeList {
+    /// The volumes, by key.
+    pub volumes: Vec<VolumeStatus>,
+}
+
+/// The id of the job that the checkpoints of a container or pod with this id belong to: the first letters and digits of it.
+pub fn job_id(container: &str) -> Option<String> {
+    let id: String = container.chars().filter(char::is_ascii_alphanumeric).take(JOB_ID_LEN).collect();
+    (!id.is_empty()).then_some(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn job_id_of_a_pod_is_the_beginning_of_its_uid() {
+        assert_eq!(job_id("3f1c9a2b-0d6e-4f0a-9c1b-2a3b4c5d6e7f").as_deref(), Some("3f1c9a2b"));
+        assert_eq!(job_id("of docker").as_deref(), Some("ofdocker"));
+        assert_eq!(job_id("../"), None);
+    }
+
+    #[test]
+    fn volume_request_with_an_unknown_key_or_kind_is_refused_by_name() {
+        let parse = |text: &str| serde_json::from_str::<VolumeRequest>(text);
+        assert!(!parse(r#"{"kind": "projectCache", "project": "p"}"#).expect("enough").trusted);
+        for (text, word) in [
+            (r#"{"kind": "checkpoints", "project": "p", "dir": "/"}"#, "dir"),
+            (r#"{"kind": "scratch", "project": "p"}"#, "scratch"),
+        ] {
+            assert!(parse(text).expect_err(word).to_string().contains(word));
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! Volumes of containers: a directory of a project that a container, pod or task writes to.
+//!
+//! ```text
+//!  PUT key ────> ContainerVolumes ── checkpoints: a directory of its own, with a saver ──> bind
+//!                     │              project cache: the home of the project ────────────> bind
+//!                     └─ records: what is published, and what is still saved; the next agent goes on with it
+//!
+//!  DELETE key ─> unbind ─> wait until no container has it ─> save what is left ─> remove what is saved
+//! ```
+//!
+//! They are the directories that jobs have ([`crate::volumes`]), and are saved the same way. A request ends when the bind is made or
+//! gone: what comes after that is the agent's.
+
+mod checkpoints;
+mod project_cache;
+mod restore;
+mod volume;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bdnfs::boot;
+use bdnfs::checkpoint::{CheckpointId, LOOSE};
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::source::tenant;
+use bdnfs::task::{blocking, lost};
+use bdnfs_fs::mounts;
+use chrono::Utc;
+use parking_lot::Mutex;
+use tokio::time::sleep;
+
+use crate::api::container_volume::{VolumeKind, VolumeRequest, VolumeStatus};
+use crate::api::publication::is_publication_key;
+use crate::api::{ApiResult, Failure, MirrorRequest};
+use crate::context::Context;
+use crate::lifecycle::Lifecycle;
+use crate::mounts::MountManager;
+use crate::publications::PublicationConfig;
+use crate::publications::bind::BindTarget;
+use crate::records::Records;
+use crate::telemetry::scrape::SavingScrape;
+use crate::volumes::Volumes;
+use volume::{ContainerVolume, VolumeDirectory, VolumeRecord};
+
+/// How often it is checked whether a container still has a volume that was ended.
+const USE_POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// All volumes of containers of an agent.
+#[derive(Debug)]
+pub struct ContainerVolumes {
+    /// The directories below which targets lie.
+    targets: Vec<PathBuf>,
+    /// The kinds that any author may ask for.
+    inline: Vec<VolumeKind>,
+    volumes: Arc<Volumes>,
+    mounts: Arc<MountManager>,
+    lifecycle: Arc<Lifecycle>,
+    records: Arc<Records<VolumeRecord>>,
+    boot: String,
+    table: Mutex<BTreeMap<String, Arc<ContainerVolume>>>,
+}
+
+impl ContainerVolumes {
+    /// The volumes of the cache, whose lock the caller holds; those of an earlier run are [restored](Self::restore) later. Touches
+    /// the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn open(
+        config: &PublicationConfig,
+        volumes: Arc<Volumes>,
+        mounts: Arc<MountManager>,
+        lifecycle: Arc<Lifecycle>,
+    ) -> Result<Self> {
+        let records = Arc::new(Records::<VolumeRecord>::open(&mounts.mounter().cache, "volumes")?);
+        let boot = boot::id().context("cannot read /proc/sys/kernel/random/boot_id")?.trim().to_owned();
+        let (targets, inline) = (config.targets.clone(), config.inline_volumes.clone());
+        Ok(Self { targets, inline, volumes, mounts, lifecycle, records, boot, table: Mutex::default() })
+    }
+
+    /// Publishes a volume; it is no error where it is published. Dropping the future does not end it.
+    ///
+    /// # Errors
+    /// Why it can't be; then nothing of it is left. [`Failure::EXISTS`] where something else is published under the key or at the
+    /// target; [`Kind::Busy`] while what was written there before is saved.
+    pub async fn publish(self: &Arc<Self>, key: &str, request: VolumeRequest) -> ApiResult<VolumeStatus> {
+        // Restored volumes go first.
+        self.lifecycle.ready().await;
+        let alive = self.lifecycle.begin()?;
+        let (volumes, key) = (Arc::clone(self), key.to_owned());
+        let publish = async move {
+            let _alive = alive;
+            volumes.find_or_publish(key, request).await
+        };
+        tokio::spawn(publish).await.map_err(lost)?
+    }
+
+    async fn find_or_publish(
+        self: &Arc<Self>,
+        key: String,
+        request: VolumeRequest,
+    ) -> ApiResult<VolumeStatus> {
+        let volume = match self.find(&key, &request).await? {
+            Some(found) => found,
+            None => {
+                let new = Arc::new(self.check(key, request).await?);
+                let volume = self.insert(&new)?;
+                if Arc::ptr_eq(&new, &volume) {
+                    self.prepare(&volume).await;
+                }
+                volume
+            }
+        };
+        volume.published().await?;
+        // The target may have been unmounted from outside.
+        let again = Arc::clone(&volume);
+        let bind = move || match &again.target {
+            Some(target) if target.mounted()?.is_none() => target.bind_writable(&again.directory.path()),
+            _ => Ok(()),
+        };
+        blocking(bind).await?;
+        Ok(volume.status())
+    }
+
+    /// The volume with this key. One that could not be saved is forgotten when its directory is gone.
+    async fn find(&self, key: &str, request: &VolumeRequest) -> ApiResult<Option<Arc<ContainerVolume>>> {
+        let Some(found) = self.table.lock().get(key).cloned() else { return Ok(None) };
+        if found.is_unsaved() {
+            let directory = found.directory.clone();
+            if blocking(move || Ok(!directory.path().exists())).await? {
+                self.forget(&found).await;
+                return Ok(None);
+            }
+        }
+        if found.is_same(request) { Ok(Some(found)) } else { Err(exists(&found)) }
+    }
+
+    /// Refuses what can never be published, before anything is done.
+    async fn check(self: &Arc<Self>, key: String, request: VolumeRequest) -> ApiResult<ContainerVolume> {
+        if !self.lifecycle.is_persistent() {
+            let text = "volumes of containers need the agent of the node; start `bdnfs agent`";
+            return Err(Failure::new(Kind::Unsupported, text));
+        }
+        let volumes = Arc::clone(self);
+        Ok(blocking(move || volumes.check_now(key, request)).await?)
+    }
+
+    fn check_now(&self, key: String, request: VolumeRequest) -> Result<ContainerVolume> {
+        let kind = request.kind;
+        let invalid = |text: String| Err(Error::new(Kind::Invalid, text));
+        if !is_publication_key(&key) {
+            return invalid(
+                "the key of a volume has letters, digits, dots, underscores and dashes only".into(),
+            );
+        }
+        if !request.trusted && !self.inline.contains(&kind) {
+            let text = format!(
+                "{kind}: only an administrator may set it, unless inline_volumes in [publications] of the agent has {kind}"
+            );
+            return Err(Error::new(Kind::Refused, text));
+        }
+        match (kind, &request.id) {
+            (VolumeKind::Checkpoints, None) => {
+                return invalid("checkpoints: the id of a job is missing".into());
+            }
+            (VolumeKind::ProjectCache, Some(_)) => return invalid(format!("id: does not go with {kind}")),
+            _ => {}
+        }
+        let id = request.id.as_deref().unwrap_or("any");
+        CheckpointId::new(&request.project, id, LOOSE, 0).map_err(|e| e.within(kind.to_string()))?;
+        let tenant =
+            request.tenant.clone().unwrap_or_else(|| self.mounts.mounter().engine.tenant().to_owned());
+        tenant::check(&tenant)?;
+        if kind == VolumeKind::Checkpoints && self.mirror(&tenant)?.is_none() {
+            return Err(checkpoints::no_mirror());
+        }
+        let target = request.target.as_ref().map(|target| BindTarget::locate(target, &self.targets));
+        let directory = VolumeDirectory::new(&self.volumes, &tenant, &request);
+        let record = VolumeRecord { request, boot: self.boot.clone(), began: Utc::now(), ended: None };
+        Ok(ContainerVolume::new(key, record, tenant, target.transpose()?, directory))
+    }
+
+    /// Takes a volume into the table, unless the same is there, and returns the one that is.
+    fn insert(&self, new: &Arc<ContainerVolume>) -> ApiResult<Arc<ContainerVolume>> {
+        let mut table = self.table.lock();
+        if let Some(found) = table.get(&new.key) {
+            return if found.is_same(&new.request) { Ok(Arc::clone(found)) } else { Err(exists(found)) };
+        }
+        let holds = |other: &&Arc<ContainerVolume>| new.target.is_some() && other.target == new.target;
+        if let Some(other) = table.values().find(|other| holds(other) && other.end_time().is_none()) {
+            return Err(exists(other));
+        }
+        table.insert(new.key.clone(), Arc::clone(new));
+        Ok(Arc::clone(new))
+    }
+
+    /// Makes the directory and binds it; of one that fails nothing is left.
+    async fn prepare(self: &Arc<Self>, volume: &Arc<ContainerVolume>) {
+        let prepared = async {
+            let lock = match volume.directory.clone() {
+                VolumeDirectory::Checkpoints(own) => blocking(move || checkpoints::create(&own)).await?,
+                VolumeDirectory::ProjectCache(home) => {
+                    project_cache::begin(self, &volume.tenant, &home).await?
+                }
+            };
+            let (volumes, own) = (Arc::clone(self), Arc::clone(volume));
+            let publish = move || {
+                own.hold(own.directory.path(), lock);
+                // Written first, so that no bind is without a record.
+                volumes.records.put(&own.key, &own.record(&volumes.boot))?;
+                own.target.as_ref().map_or(Ok(()), |target| target.bind_writable(&own.directory.path()))
+            };
+            let published = blocking(publish).await;
+            if published.is_err() {
+                let own = Arc::clone(volume);
+                let discard = move || {
+                    own.release();
+                    if let VolumeDirectory::Checkpoints(own) = &own.directory {
+                        own.retire(true);
+                    }
+                    Ok(())
+                };
+                let _ = blocking(discard).await;
+            }
+            published
+        };
+        match prepared.await {
+            Ok(()) => {
+                tracing::info!(
+                    "published {} of {} ({})",
+                    volume.request.kind,
+                    volume.request.project,
+                    volume.key
+                );
+                volume.set_published();
+                tokio::spawn(Arc::clone(self).carry(Arc::clone(volume)));
+            }
+            Err(error) => {
+                volume.set_failed(error.into());
+                self.forget(volume).await;
+            }
+        }
+    }
+
+    /// Ends a volume: when this returns, the bind is gone, and what was written is being saved. It is no error where there is none.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`] where it can't be unmounted.
+    pub async fn unpublish(self: &Arc<Self>, key: &str) -> ApiResult<()> {
+        self.lifecycle.ready().await;
+        let Some(volume) = self.table.lock().get(key).cloned() else { return Ok(()) };
+        if volume.published().await.is_err() {
+            return Ok(());
+        }
+        let (volumes, own) = (Arc::clone(self), Arc::clone(&volume));
+        let unbind = move || {
+            own.target.as_ref().map_or(Ok(()), BindTarget::unbind_writable)?;
+            own.end();
+            // Without it the next agent finds that nothing is bound.
+            if let Err(error) = volumes.records.put(&own.key, &own.record(&volumes.boot)) {
+                tracing::warn!("{error}");
+            }
+            Ok(())
+        };
+        Ok(blocking(unbind).await?)
+    }
+
+    /// Carries a published volume to its end.
+    async fn carry(self: Arc<Self>, volume: Arc<ContainerVolume>) {
+        let saved = match &volume.directory {
+            VolumeDirectory::Checkpoints(own) => {
+                tokio::join!(checkpoints::save(&self, &volume, own), self.await_unused(&volume)).0
+            }
+            VolumeDirectory::ProjectCache(home) => {
+                self.await_unused(&volume).await;
+                if let Err(error) = project_cache::save(&self, &volume, home).await {
+                    tracing::warn!("cannot save {home}, which stays on this node: {error}");
+                }
+                Ok(())
+            }
+        };
+        match saved {
+            Ok(()) => {
+                tracing::info!(
+                    "ended {} of {} ({})",
+                    volume.request.kind,
+                    volume.request.project,
+                    volume.key
+                );
+                self.forget(&volume).await;
+            }
+            Err(failure) => volume.set_failed(failure),
+        }
+    }
+
+    /// Waits until a volume is ended and no container has it bound, and tells its saver. Runtimes may forget containers that run.
+    async fn await_unused(&self, volume: &Arc<ContainerVolume>) {
+        volume.ended().await;
+        loop {
+            let own = Arc::clone(volume);
+            let end = blocking(move || {
+                // Others share a cache.
+                let VolumeDirectory::Checkpoints(volume) = &own.directory else { return Ok(true) };
+                if mounts::is_bound_anywhere(&own.directory.path())? {
+                    return Ok(false);
+                }
+                if volume.path().exists() {
+                    checkpoints::write_end(volume)?;
+                }
+                Ok(true)
+            });
+            match end.await {
+                Ok(true) => return volume.set_unused(),
+                Ok(false) => {}
+                Err(error) => tracing::warn!("volume {}: {error}", volume.key),
+            }
+            sleep(USE_POLL_INTERVAL).await;
+        }
+    }
+
+    /// Removes a volume from the table, and its record.
+    async fn forget(&self, volume: &Arc<ContainerVolume>) {
+        // The record first: the next volume with this key writes its own.
+        let removed = {
+            let (records, key) = (Arc::clone(&self.records), volume.key.clone());
+            blocking(move || records.remove(&key)).await
+        };
+        if let Err(error) = removed {
+            tracing::warn!("{error}");
+        }
+        self.table.lock().remove(&volume.key);
+    }
+
+    /// The status of a volume.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`].
+    pub fn status(&self, key: &str) -> ApiResult<VolumeStatus> {
+        let missing = || Failure::new(Kind::NotFound, format!("there is no volume {key}"));
+        self.table.lock().get(key).map(|volume| volume.status()).ok_or_else(missing)
+    }
+
+    /// The status of all volumes.
+    pub fn list(&self) -> Vec<VolumeStatus> {
+        self.all().iter().map(|volume| volume.status()).collect()
+    }
+
+    /// The state of the checkpoints of all volumes, for metrics.
+    pub fn savings(&self) -> Vec<SavingScrape> {
+        let saving = |volume: &Arc<ContainerVolume>| {
+            let (began, project) = (volume.began.timestamp() as f64, volume.request.project.clone());
+            Some(SavingScrape { id: volume.request.id.clone()?, project, began, report: volume.report()? })
+        };
+        self.all().iter().filter_map(saving).collect()
+    }
+
+    /// The mirror that what `tenant` writes is saved in. Reads secrets.
+    fn mirror(&self, tenant: &str) -> Result<Option<MirrorRequest>> {
+        self.mounts.mounter().mirror(None, Some(tenant))
+    }
+
+    fn all(&self) -> Vec<Arc<ContainerVolume>> {
+        self.table.lock().values().cloned().collect()
+    }
+}
+
+fn exists(found: &ContainerVolume) -> Failure {
+    let (kind, project) = (found.request.kind, &found.request.project);
+    let message = format!("{kind} of {project} is published as {} already; unpublish it first", found.key);
+    Failure { kind: Failure::EXISTS.to_owned(), message }
+}

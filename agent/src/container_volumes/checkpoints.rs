@@ -1,0 +1,174 @@
+//! Checkpoints that a container writes: a directory of its own, and a saver process as for a job.
+//!
+//! The saver learns the end of the container from a file. How the container ended no runtime says: all that settles is saved, and
+//! is complete where there is a hint.
+
+use std::fs::{self, File, Permissions};
+use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::task::blocking;
+use chrono::Utc;
+use tokio::time::sleep;
+
+use super::ContainerVolumes;
+use super::volume::ContainerVolume;
+use crate::api::saving::SaveReport;
+use crate::api::{ApiResult, Failure};
+use crate::context::Context;
+use crate::durable::write_json;
+use crate::saver::{self, SaveOrder};
+use crate::volumes::JobVolume;
+
+/// The file in a volume that says that its container has ended.
+const END_FILE: &str = "container.end";
+/// The permissions of what a container sees, whoever its user is; the directories above are the agent's own.
+pub const SHARED_MODE: u32 = 0o777;
+/// How often the record of a saver is read.
+const RECORD_POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// The wait before a saver that died is started again, as it may die at once.
+const SAVER_RESTART_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Creates the directory, empty, and returns the lock that keeps it. Touches the local disk.
+///
+/// # Errors
+/// [`Kind::Busy`] where it is in use, or has something that is not saved; [`Kind::Disk`], [`Kind::NoSpace`].
+pub fn create(volume: &JobVolume) -> Result<File> {
+    let lock = volume.create(&[volume.checkpoints()])?;
+    saver::begin_checkpoints(volume)?;
+    let failed = || format!("cannot prepare {}", volume.path().display());
+    match fs::remove_file(volume.path().join(END_FILE)) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).with_context(failed),
+        _ => {}
+    }
+    fs::set_permissions(volume.checkpoints(), Permissions::from_mode(SHARED_MODE)).with_context(failed)?;
+    Ok(lock)
+}
+
+/// Tells the saver of a volume, durably, that its container has ended. Touches the local disk.
+///
+/// # Errors
+/// [`Kind::Disk`], [`Kind::NoSpace`].
+pub fn write_end(volume: &JobVolume) -> Result<()> {
+    let failed = || format!("cannot write {}", volume.path().join(END_FILE).display());
+    write_json(volume.path(), END_FILE, &Utc::now()).with_context(failed)
+}
+
+/// Keeps the saver of a volume alive until it has finished, and removes what is saved.
+///
+/// # Errors
+/// [`Kind::Unavailable`] where something could not be saved; it is kept, and the error says where.
+pub async fn save(
+    volumes: &Arc<ContainerVolumes>,
+    own: &Arc<ContainerVolume>,
+    volume: &JobVolume,
+) -> ApiResult<()> {
+    let report = watch_saver(volumes, own, volume).await;
+    own.release();
+    let removed = volume.clone();
+    let finish = blocking(move || {
+        let report = saver::confirm_saved(removed.path(), &removed.checkpoints(), report);
+        if !report.has_unsaved() {
+            removed.retire(true);
+        }
+        Ok(report)
+    });
+    let report = finish.await?;
+    own.set_report(report.clone());
+    if !report.has_unsaved() {
+        return Ok(());
+    }
+    let why = report.why.map_or_else(String::new, |why| format!(": {why}"));
+    let directory = volume.checkpoints();
+    let text = format!(
+        "not all checkpoints could be saved{why}; they are kept in {}; save them with `bdnfs checkpoint push` and remove them",
+        directory.display()
+    );
+    Err(Failure::new(Kind::Unavailable, text))
+}
+
+/// Starts the saver, again where it died, until it has saved what its container left.
+async fn watch_saver(
+    volumes: &Arc<ContainerVolumes>,
+    own: &Arc<ContainerVolume>,
+    volume: &JobVolume,
+) -> SaveReport {
+    let (mut failed, mut is_tried, mut events) = (None::<String>, false, None);
+    loop {
+        let path = volume.path().to_owned();
+        // Read in this order: what a saver writes before its end is seen.
+        let look = move || Ok((saver::has_saver(&path), saver::read(&path).unwrap_or_default()));
+        let is_unused = own.is_unused();
+        let Ok((lives, record)) = blocking(look).await else {
+            sleep(RECORD_POLL_INTERVAL).await;
+            continue;
+        };
+        for event in record.events_after(events.unwrap_or(record.events)) {
+            tracing::info!("volume {}: {event}", own.key);
+        }
+        events = Some(record.events);
+        let report = record.report;
+        own.set_report(report.clone());
+        if !lives && report.finished && is_unused {
+            return report;
+        }
+        if lives {
+            sleep(RECORD_POLL_INTERVAL).await;
+            continue;
+        }
+        // A saver that gave up can't say so where the disk is full. One is tried in any case.
+        let since = own.end_time().and_then(|at| (Utc::now() - at).to_std().ok());
+        if is_tried && since.is_some_and(|since| since > volumes.volumes.config().give_up) {
+            let why = failed.or(report.why).or_else(|| Some("the saver ended before it was done".to_owned()));
+            return SaveReport { given_up: true, why, directory: volume.checkpoints(), ..report };
+        }
+        is_tried = true;
+        let started = start(volumes, own, volume).await;
+        let text = started.err().map(|error| format!("checkpoints are not being saved: {error}"));
+        if let Some(text) = text.as_ref().filter(|text| failed.as_ref() != Some(text)) {
+            tracing::warn!("volume {}: {text}", own.key);
+            own.set_report(SaveReport { why: Some(text.clone()), ..report });
+        }
+        if text.is_some() {
+            sleep(SAVER_RESTART_INTERVAL).await;
+        }
+        failed = text;
+    }
+}
+
+/// Starts the saver of a volume.
+async fn start(
+    volumes: &Arc<ContainerVolumes>,
+    own: &Arc<ContainerVolume>,
+    volume: &JobVolume,
+) -> Result<()> {
+    let (volumes, own, volume) = (Arc::clone(volumes), Arc::clone(own), volume.clone());
+    let order = blocking(move || {
+        let mirror = volumes.mirror(&own.tenant)?.ok_or_else(no_mirror)?;
+        let (directory, config) = (volume.checkpoints(), volumes.volumes.config());
+        Ok(SaveOrder {
+            volume: volume.path().to_owned(),
+            directory,
+            place: own.place(),
+            job_lock: None,
+            job_exit: volume.path().join(END_FILE),
+            project: own.request.project.clone(),
+            id: own.request.id.clone().unwrap_or_default(),
+            rank: 0,
+            mirror,
+            upload_rate: config.upload_rate,
+            give_up: config.give_up,
+            keep: None,
+        })
+    });
+    saver::start(&order.await?).await
+}
+
+/// Why checkpoints can't be saved without a mirror.
+pub fn no_mirror() -> Error {
+    let text = "checkpoints: they are saved in a mirror, and the agent of this node has none; add [mirror] to its configuration";
+    Error::new(Kind::Unsupported, text)
+}

@@ -1,0 +1,261 @@
+//! One volume of a container: its request, its state, its record.
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use bdnfs::error::Kind;
+use chrono::{DateTime, Utc};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use crate::api::container_volume::{VolumeKind, VolumeRequest, VolumeState, VolumeStatus};
+use crate::api::saving::{CheckpointState, SaveReport};
+use crate::api::{ApiResult, Failure};
+use crate::publications::bind::BindTarget;
+use crate::text;
+use crate::volumes::cache_home::{CacheHome, CacheScope};
+use crate::volumes::{JobVolume, Volumes};
+
+/// The record of a volume: what the next agent goes on with.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct VolumeRecord {
+    /// The request.
+    pub request: VolumeRequest,
+    /// The boot in which it was asked for: no container outlives it.
+    pub boot: String,
+    /// When it was published.
+    pub began: DateTime<Utc>,
+    /// When it was ended, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<DateTime<Utc>>,
+}
+
+/// The directory of a volume.
+#[derive(Clone, Debug)]
+pub enum VolumeDirectory {
+    /// That of a job's checkpoints.
+    Checkpoints(JobVolume),
+    /// The home of a project's training cache.
+    ProjectCache(CacheHome),
+}
+
+impl VolumeDirectory {
+    /// The directory that `request` of `tenant` asks for; it may not exist.
+    pub fn new(volumes: &Volumes, tenant: &str, request: &VolumeRequest) -> Self {
+        match request.kind {
+            VolumeKind::Checkpoints => {
+                Self::Checkpoints(volumes.of_job(tenant, request.id.as_deref().unwrap_or_default()))
+            }
+            VolumeKind::ProjectCache => {
+                Self::ProjectCache(volumes.cache_home(tenant, CacheScope::Project, &request.project))
+            }
+        }
+    }
+
+    /// The path of what the container sees, without links if it exists. Touches the local disk.
+    pub fn path(&self) -> PathBuf {
+        let path = match self {
+            Self::Checkpoints(volume) => volume.checkpoints(),
+            Self::ProjectCache(home) => home.tree(),
+        };
+        path.canonicalize().unwrap_or(path)
+    }
+}
+
+/// A volume.
+#[derive(Debug)]
+pub struct ContainerVolume {
+    /// The key of the volume.
+    pub key: String,
+    /// The request.
+    pub request: VolumeRequest,
+    /// The tenant that the project belongs to.
+    pub tenant: String,
+    /// The target of the bind.
+    pub target: Option<BindTarget>,
+    /// The directory.
+    pub directory: VolumeDirectory,
+    /// When it was published.
+    pub began: DateTime<Utc>,
+    state: watch::Sender<State>,
+    /// Keeps others from removing the directory.
+    lock: Mutex<Option<File>>,
+}
+
+/// How far a volume is.
+#[derive(Clone, Debug, Default)]
+struct State {
+    step: Step,
+    /// The directory, once it is there.
+    path: PathBuf,
+    /// When it was ended.
+    ended: Option<DateTime<Utc>>,
+    /// Whether it was ended, and no container has it any more.
+    is_unused: bool,
+    report: Option<SaveReport>,
+}
+
+#[derive(Clone, Debug, Default)]
+enum Step {
+    #[default]
+    Preparing,
+    Published,
+    /// It can't be published, or what was written can't be saved.
+    Failed(Failure),
+}
+
+impl ContainerVolume {
+    /// A volume that is not published yet.
+    pub fn new(
+        key: String,
+        record: VolumeRecord,
+        tenant: String,
+        target: Option<BindTarget>,
+        directory: VolumeDirectory,
+    ) -> Self {
+        let VolumeRecord { request, began, ended, .. } = record;
+        let state = watch::Sender::new(State { ended, ..State::default() });
+        Self { key, request, tenant, target, directory, began, state, lock: Mutex::default() }
+    }
+
+    /// Whether `other` asks for the same.
+    pub fn is_same(&self, other: &VolumeRequest) -> bool {
+        let bare = |request: &VolumeRequest| VolumeRequest { holder: None, ..request.clone() };
+        bare(&self.request) == bare(other)
+    }
+
+    /// The record of the volume, of the boot `boot`.
+    pub fn record(&self, boot: &str) -> VolumeRecord {
+        let ended = self.state.borrow().ended;
+        VolumeRecord { request: self.request.clone(), boot: boot.to_owned(), began: self.began, ended }
+    }
+
+    /// Holds the directory, at `path`, by its `lock`.
+    pub fn hold(&self, path: PathBuf, lock: File) {
+        self.state.send_modify(|state| state.path = path);
+        *self.lock.lock() = Some(lock);
+    }
+
+    /// Lets go of the directory.
+    pub fn release(&self) {
+        *self.lock.lock() = None;
+    }
+
+    /// Marks it as published.
+    pub fn set_published(&self) {
+        self.state.send_modify(|state| state.step = Step::Published);
+    }
+
+    /// Marks it as failed.
+    pub fn set_failed(&self, failure: Failure) {
+        tracing::warn!("volume {}: {failure}", self.key);
+        self.state.send_modify(|state| state.step = Step::Failed(failure));
+    }
+
+    /// Waits until it is published.
+    ///
+    /// # Errors
+    /// Why it can't be; and [`Kind::Busy`] for one that was ended.
+    pub async fn published(&self) -> ApiResult<()> {
+        let mut states = self.state.subscribe();
+        let known = states.wait_for(|state| !matches!(state.step, Step::Preparing)).await;
+        // The sender lives as long as `self`, so there is one.
+        let Ok(state) = known else { return Err(Failure::closing()) };
+        match &state.step {
+            Step::Failed(failure) => Err(failure.clone()),
+            _ if state.ended.is_some() => {
+                let text =
+                    format!("what was written to {} is being saved; ask again later", self.request.kind);
+                Err(Failure::new(Kind::Busy, text))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether it was ended and not all could be saved.
+    pub fn is_unsaved(&self) -> bool {
+        let state = self.state.borrow();
+        state.ended.is_some() && matches!(state.step, Step::Failed(_))
+    }
+
+    /// Ends it, unless it was.
+    pub fn end(&self) {
+        self.state.send_modify(|state| {
+            state.ended.get_or_insert_with(Utc::now);
+        });
+    }
+
+    /// When it was ended.
+    pub fn end_time(&self) -> Option<DateTime<Utc>> {
+        self.state.borrow().ended
+    }
+
+    /// Waits until it is ended.
+    pub async fn ended(&self) {
+        let _ = self.state.subscribe().wait_for(|state| state.ended.is_some()).await;
+    }
+
+    /// Marks it as used by no container any more.
+    pub fn set_unused(&self) {
+        self.state.send_modify(|state| state.is_unused = true);
+    }
+
+    /// Whether no container uses it any more.
+    pub fn is_unused(&self) -> bool {
+        self.state.borrow().is_unused
+    }
+
+    /// Takes over the report of its saver.
+    pub fn set_report(&self, report: SaveReport) {
+        self.state.send_modify(|state| state.report = Some(report));
+    }
+
+    /// The report of its saver.
+    pub fn report(&self) -> Option<SaveReport> {
+        self.state.borrow().report.clone()
+    }
+
+    /// The path at which the container has it, as far as is known.
+    pub fn place(&self) -> PathBuf {
+        let own = || self.state.borrow().path.clone();
+        self.target.as_ref().map_or_else(own, BindTarget::path)
+    }
+
+    /// The status for clients. Needs no disk.
+    pub fn status(&self) -> VolumeStatus {
+        let State { step, ended, report, .. } = self.state.borrow().clone();
+        let state = match (&step, ended) {
+            (_, None) => VolumeState::Published,
+            (Step::Failed(_), _) => VolumeState::Unsaved,
+            (_, Some(_)) => VolumeState::Saving,
+        };
+        let message = match (&step, &report) {
+            (Step::Failed(failure), _) => failure.message.clone(),
+            (_, Some(report)) => saving_message(report),
+            _ => format!("{} of the project {}", self.request.kind, self.request.project),
+        };
+        let is_published = ended.is_none() && matches!(step, Step::Published);
+        VolumeStatus {
+            key: self.key.clone(),
+            kind: self.request.kind,
+            project: self.request.project.clone(),
+            id: self.request.id.clone(),
+            tenant: self.tenant.clone(),
+            holder: self.request.holder.clone(),
+            path: is_published.then(|| self.place()),
+            state,
+            message,
+            saving: report,
+        }
+    }
+}
+
+/// The state of checkpoints, in one line.
+fn saving_message(report: &SaveReport) -> String {
+    let saved = report.checkpoints.iter().filter(|unit| unit.state == CheckpointState::Saved).count();
+    let (saved, all) = (saved, text::count(report.checkpoints.len() as u64, "checkpoint"));
+    let waiting = (report.backlog > 0).then(|| format!(", {} to upload", text::size(report.backlog)));
+    let why = report.why.as_ref().map(|why| format!("; {why}"));
+    format!("{saved} of {all} saved{}{}", waiting.unwrap_or_default(), why.unwrap_or_default())
+}

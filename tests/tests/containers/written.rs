@@ -1,0 +1,199 @@
+//! Volumes of Docker and podman that containers write to, asked for as the runtimes do.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+
+use bdnfs_tests::agent::AgentProcess;
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::process::eventually;
+use serde_json::{Value, json};
+
+/// What Docker says that it takes, and podman does not.
+const DOCKER: &str = "Accept: application/vnd.docker.plugins.v1.2+json";
+const PODMAN: &str = "Accept:";
+/// The id that podman gives every mount.
+const PODMAN_ID: &str = "2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165915918ec2";
+
+/// An agent with the plugin and a mirror.
+struct WrittenPlugin {
+    machine: Machine,
+    agent: Option<AgentProcess>,
+}
+
+impl WrittenPlugin {
+    fn new() -> Self {
+        let mut plugin = Self { machine: Machine::new(), agent: None };
+        plugin.start();
+        plugin
+    }
+
+    fn start(&mut self) {
+        let mirror = self.machine.directory("mirror");
+        let config = format!(
+            "[mirror]\nurl = \"file://{}\"\n[docker]\nsocket = {:?}",
+            mirror.display(),
+            self.socket()
+        );
+        self.agent = Some(self.machine.agent(&config));
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.machine.directory("plugins").join("bdnfs.sock")
+    }
+
+    fn call(&self, call: &str, header: &str, arguments: &Value) -> (u16, Value) {
+        let (socket, url) = (self.socket(), format!("http://plugin/{call}"));
+        let body = arguments.to_string();
+        let words = [
+            "-s",
+            "--unix-socket",
+            socket.to_str().unwrap(),
+            "-H",
+            header,
+            "-w",
+            "%{http_code}",
+            "-d",
+            &body,
+            &url,
+        ];
+        let out = self.machine.run_command(self.machine.program("curl", &words)).succeeds();
+        let (body, code) = out.split_at(out.len() - 3);
+        (code.parse().unwrap(), serde_json::from_str(body).unwrap())
+    }
+
+    fn succeed(&self, call: &str, header: &str, id: &str) -> Value {
+        let arguments = json!({"Name": "volume", "ID": id, "Opts": {"checkpoints": "llama"}});
+        let (code, answer) = self.call(&format!("VolumeDriver.{call}"), header, &arguments);
+        assert_eq!(code, 200, "{call}: {answer}");
+        answer
+    }
+
+    /// Mounts the volume, and answers with the directory.
+    fn mount(&self, header: &str, id: &str) -> PathBuf {
+        PathBuf::from(self.succeed("Mount", header, id)["Mountpoint"].as_str().unwrap())
+    }
+
+    /// The checkpoints' source as the volume's status has it.
+    fn job(&self) -> String {
+        let source = &self.succeed("Get", DOCKER, "")["Volume"]["Status"]["checkpoints"];
+        source.as_str().unwrap_or_default().to_owned()
+    }
+
+    fn volumes(&self) -> usize {
+        let list = self.agent.as_ref().unwrap().get("/v1/volumes").json();
+        list["volumes"].as_array().unwrap().len()
+    }
+
+    fn await_saved(&self) {
+        eventually("all is saved", || self.volumes() == 0);
+    }
+
+    /// The file `model` of the checkpoint `source`.
+    fn saved(&self, source: &str) -> String {
+        let to = self.machine.directory("got").join(source.replace('/', "-"));
+        let mirror = format!("file://{}", self.machine.directory("mirror").display());
+        self.machine
+            .run(&["checkpoint", "get", source, to.to_str().unwrap(), "--mirror", &mirror])
+            .succeeds();
+        fs::read_to_string(to.join("model")).unwrap()
+    }
+}
+
+fn write(directory: &Path, checkpoint: &str, content: &str) {
+    fs::create_dir(directory.join(checkpoint)).unwrap();
+    fs::write(directory.join(checkpoint).join("model"), content).unwrap();
+}
+
+#[test]
+fn written_volume_is_a_job_of_its_own_from_the_first_mount_to_the_last_unmount() {
+    let mut plugin = WrittenPlugin::new();
+    plugin.succeed("Create", DOCKER, "");
+    assert_eq!((plugin.job().as_str(), plugin.volumes()), ("", 0));
+    let path = plugin.mount(DOCKER, "0a1b2c3d4e5f00000000");
+    assert_eq!(plugin.job(), "bt://llama@0a1b2c3d");
+    write(&path, "one", "1");
+    assert_eq!(plugin.mount(DOCKER, "ffffffffffff00000000"), path, "containers share it");
+    plugin.succeed("Unmount", DOCKER, "0a1b2c3d4e5f00000000");
+    let (code, refused) = plugin.call("VolumeDriver.Remove", DOCKER, &json!({"Name": "volume"}));
+    assert_eq!((code, &refused["Err"]), (500, &json!("the volume volume is mounted by 1 container")));
+    // It goes on under the next agent.
+    plugin.agent.take().unwrap().crash();
+    plugin.start();
+    assert_eq!(plugin.job(), "bt://llama@0a1b2c3d");
+    write(&path, "two", "2");
+    plugin.succeed("Unmount", DOCKER, "ffffffffffff00000000");
+    // The next one begins while that is still saved.
+    let next = plugin.mount(DOCKER, "99999999999900000000");
+    assert!(next != path && fs::read_dir(&next).unwrap().count() == 0);
+    plugin.succeed("Unmount", DOCKER, "99999999999900000000");
+    plugin.succeed("Create", DOCKER, "");
+    plugin.succeed("Remove", DOCKER, "");
+    plugin.await_saved();
+    assert_eq!(
+        (plugin.saved("bt://llama@0a1b2c3d/one"), plugin.saved("bt://llama@0a1b2c3d/two")),
+        ("1".into(), "2".into())
+    );
+    assert!(!path.exists() && !next.exists());
+}
+
+#[test]
+fn written_volume_of_podman_has_another_job_each_time() {
+    let plugin = WrittenPlugin::new();
+    plugin.succeed("Create", PODMAN, "");
+    let mut sources = Vec::new();
+    for content in ["1", "2"] {
+        let path = plugin.mount(PODMAN, PODMAN_ID);
+        assert_eq!(plugin.mount(PODMAN, PODMAN_ID), path);
+        write(&path, "step", content);
+        sources.push(plugin.job() + "/step");
+        plugin.succeed("Unmount", PODMAN, PODMAN_ID);
+    }
+    plugin.await_saved();
+    assert_eq!(sources.iter().map(|source| plugin.saved(source)).collect::<Vec<_>>(), ["1", "2"]);
+}
+
+#[test]
+fn written_volume_that_dockerd_forgot_is_ended_when_no_container_has_it() {
+    let plugin = WrittenPlugin::new();
+    plugin.succeed("Create", DOCKER, "");
+    let path = plugin.mount(DOCKER, "0a1b2c3d4e5f00000000");
+    let mut container = Container::start(&plugin.machine, &path);
+    // A dockerd that was killed introduces itself again, and may have kept its containers.
+    plugin.call("Plugin.Activate", DOCKER, &json!({}));
+    assert_eq!(plugin.job(), "");
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    write(&path, "late", "written");
+    assert_eq!(plugin.volumes(), 1, "a container has it");
+    container.end();
+    plugin.await_saved();
+    assert_eq!(plugin.saved("bt://llama@0a1b2c3d/late"), "written");
+}
+
+/// A process with a directory bound in a mount namespace of its own.
+struct Container(Child);
+
+impl Container {
+    fn start(machine: &Machine, directory: &Path) -> Self {
+        let place = machine.directory("place");
+        let (directory, place, bound) =
+            (directory.display(), place.display(), machine.directory("flag").join("bound"));
+        let script = format!("mount --bind {directory} {place}; touch {}; exec sleep 1000", bound.display());
+        let child =
+            machine.program("unshare", &["-m", "sh", "-euc", &script]).stdout(Stdio::null()).spawn().unwrap();
+        eventually("it is bound", || bound.exists());
+        Self(child)
+    }
+
+    fn end(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,281 @@
+//! Volumes that pods write to: checkpoints, which are saved also after the pod, and the training cache of a project.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use bdnfs_csi::proto::csi::volume_capability::access_mode::Mode;
+use bdnfs_tests::kubelet::{CALL_DEADLINE, PodVolume};
+use bdnfs_tests::mounts::is_mounted;
+use bdnfs_tests::process::{eventually, kill_and_wait};
+use serde_json::{Value, json};
+use tonic::Code;
+
+use crate::kit::KubernetesNode;
+
+/// What the configuration of an agent says that lets pods write.
+const ALLOWED: &str = "inline_volumes = [\"checkpoints\", \"projectCache\"]\n";
+/// The uid of a pod, and the job that its checkpoints belong to.
+const POD: &str = "3f1c9a2b-0d6e-4f0a-9c1b-2a3b4c5d6e7f";
+const JOB: &str = "3f1c9a2b";
+
+/// A node whose pods may write, and whose agent saves that in the bucket `mirror`.
+struct WritingNode(KubernetesNode);
+
+impl WritingNode {
+    fn new() -> Self {
+        Self::with(ALLOWED)
+    }
+
+    fn with(allowed: &str) -> Self {
+        let node = KubernetesNode::with_config(CALL_DEADLINE, &Self::more(allowed));
+        fs::create_dir(node.env.bucket().with_file_name("mirror")).unwrap();
+        Self(node)
+    }
+
+    fn more(allowed: &str) -> String {
+        format!("{allowed}[mirror]\nurl = \"s3://mirror\"\n")
+    }
+
+    fn crash_agent(&mut self) {
+        self.0.agent.take().unwrap().crash();
+    }
+
+    fn start_agent(&mut self) {
+        let config = KubernetesNode::config(&self.0.env) + &Self::more(ALLOWED);
+        self.0.agent = Some(self.0.env.machine.agent(&config));
+    }
+
+    /// The volumes that the agent knows.
+    fn volumes(&self) -> Vec<Value> {
+        let list = self.0.agent().get("/v1/volumes").json();
+        list["volumes"].as_array().unwrap().clone()
+    }
+
+    /// The directory of a pod's checkpoints on the node.
+    fn directory(&self) -> PathBuf {
+        self.0.env.machine.volumes().join("default/jobs").join(JOB)
+    }
+
+    /// Whether a checkpoint of the pod is saved.
+    fn is_saved(&self, name: &str) -> bool {
+        let saved = |unit: &Value| unit["name"] == name && unit["state"] == "saved";
+        self.volumes().iter().any(|volume| {
+            volume["saving"]["checkpoints"].as_array().is_some_and(|units| units.iter().any(saved))
+        })
+    }
+
+    /// The files of a checkpoint as it is in the mirror.
+    fn saved(&self, name: &str, path: &str) -> String {
+        let machine = &self.0.env.machine;
+        let to = machine.directory("got").join(name);
+        let source = format!("bt://llama@{JOB}/{name}");
+        machine
+            .run(&["checkpoint", "get", &source, to.to_str().unwrap(), "--mirror", "s3://mirror"])
+            .succeeds();
+        fs::read_to_string(to.join(path)).unwrap()
+    }
+
+    fn await_end(&self) {
+        eventually("all is saved", || self.volumes().is_empty());
+    }
+}
+
+fn checkpoints() -> PodVolume {
+    PodVolume::inline(POD, &[("checkpoints", "llama")])
+}
+
+fn write(directory: &Path, path: &str, content: &str) {
+    let path = directory.join(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, content).unwrap();
+}
+
+#[test]
+fn checkpoints_of_a_pod_are_saved_while_it_runs_and_after_it_has_ended() {
+    let node = WritingNode::new();
+    let (kubelet, volume) = (&node.0.kubelet, checkpoints());
+    assert!(kubelet.mount(&volume).is_empty());
+    kubelet.publish(&volume).unwrap();
+    let target = kubelet.target(&volume);
+    assert_eq!(crate::kit::mode(&target), 0o777, "whoever the pod's user is");
+    assert_eq!(crate::kit::mode(&node.directory()), 0o700, "and nobody else");
+    write(&target, "checkpoint-1/model", "one");
+    write(&target, "checkpoint-1/.metadata", "");
+    eventually("the first is saved", || node.is_saved("checkpoint-1"));
+    assert_eq!(node.saved("checkpoint-1", "model"), "one");
+    let (used, _, abnormal) = kubelet.stats(&volume).unwrap();
+    assert_eq!((used, abnormal), (0, false), "no total, which would be a limit");
+    // Written a moment before the end, and without a hint.
+    write(&target, "checkpoint-2/model", "two");
+    for _ in 0..2 {
+        kubelet.unpublish(&volume).unwrap();
+    }
+    assert!(!is_mounted(&target));
+    node.await_end();
+    assert_eq!(node.saved("checkpoint-2", "model"), "two");
+    assert!(!node.directory().exists(), "what is saved is not kept here");
+    assert_eq!(kubelet.stats(&volume).unwrap_err().code(), Code::NotFound);
+}
+
+#[test]
+fn checkpoints_of_a_pod_that_has_ended_are_saved_when_mirror_and_agent_are_back() {
+    let mut node = WritingNode::new();
+    let volume = checkpoints();
+    node.0.kubelet.mount(&volume);
+    let target = node.0.kubelet.target(&volume);
+    node.0.env.proxy.set(bdnfs_tests::proxy::NetworkFault { refuse: true, ..Default::default() });
+    write(&target, "checkpoint-1/model", "one");
+    let begin = Instant::now();
+    node.0.kubelet.unpublish(&volume).unwrap();
+    assert!(begin.elapsed().as_secs() < 60, "it does not wait for the upload");
+    assert!(node.volumes().iter().all(|volume| volume["state"] == "saving"), "{:?}", node.volumes());
+    // The same pod, before that is saved.
+    let error = node.0.kubelet.publish(&volume).unwrap_err();
+    assert!(error.code() == Code::Aborted && error.message().contains("is being saved"), "{error:?}");
+    node.crash_agent();
+    kill_and_wait(&node.0.env.machine.savers());
+    node.start_agent();
+    assert_eq!(node.volumes().len(), 1);
+    node.0.env.proxy.set(Default::default());
+    node.await_end();
+    assert_eq!(node.saved("checkpoint-1", "model"), "one");
+    // And then it begins with an empty directory.
+    node.0.kubelet.mount(&volume);
+    assert_eq!(fs::read_dir(&target).unwrap().count(), 0);
+    node.0.kubelet.unpublish(&volume).unwrap();
+    node.await_end();
+}
+
+#[test]
+fn pod_goes_on_writing_checkpoints_while_agent_and_saver_are_killed() {
+    let mut node = WritingNode::new();
+    let volume = checkpoints();
+    node.0.kubelet.mount(&volume);
+    let target = node.0.kubelet.target(&volume);
+    write(&target, "checkpoint-1/model", "one");
+    node.crash_agent();
+    kill_and_wait(&node.0.env.machine.savers());
+    write(&target, "checkpoint-2/model", "two");
+    node.start_agent();
+    // Nothing changes for a volume that is published, also where the rules have.
+    node.0.kubelet.publish(&volume).unwrap();
+    assert_eq!(fs::read_dir(&target).unwrap().count(), 2);
+    eventually("both are saved", || node.is_saved("checkpoint-1") && node.is_saved("checkpoint-2"));
+    node.0.kubelet.unpublish(&volume).unwrap();
+    node.await_end();
+    assert_eq!(node.saved("checkpoint-2", "model"), "two");
+}
+
+#[test]
+fn checkpoints_that_a_reboot_ended_are_saved_as_sealed_and_no_pod_gets_the_rest() {
+    let mut node = WritingNode::new();
+    let volume = checkpoints();
+    node.0.kubelet.mount(&volume);
+    let target = node.0.kubelet.target(&volume);
+    write(&target, "checkpoint-1/model", "one");
+    write(&target, "checkpoint-1/.metadata", "");
+    eventually("it is saved", || node.is_saved("checkpoint-1"));
+    node.crash_agent();
+    kill_and_wait(&node.0.env.machine.savers());
+    write(&target, "checkpoint-2/model", "torn");
+    rustix::mount::unmount(&target, rustix::mount::UnmountFlags::DETACH).unwrap();
+    let records = fs::read_dir(node.0.env.machine.cache().join("state/volumes")).unwrap();
+    for record in records.map(|entry| entry.unwrap().path()) {
+        let mut text: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+        text["record"]["boot"] = json!("another");
+        fs::write(&record, text.to_string()).unwrap();
+    }
+    let record = node.directory().join("saver.json");
+    let mut text: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+    text["boot"] = json!("another");
+    fs::write(&record, text.to_string()).unwrap();
+    node.start_agent();
+    eventually("it is found", || node.volumes().iter().any(|volume| volume["state"] == "unsaved"));
+    let error = node.0.kubelet.publish(&volume).unwrap_err();
+    let kept = node.directory().join("checkpoints");
+    assert!(error.message().contains(kept.to_str().unwrap()), "{error:?}");
+    assert_eq!(fs::read_to_string(kept.join("checkpoint-2/model")).unwrap(), "torn");
+    // When the operator has removed it, the pod starts.
+    fs::remove_dir_all(node.directory()).unwrap();
+    node.0.kubelet.mount(&volume);
+    node.0.kubelet.unpublish(&volume).unwrap();
+    node.await_end();
+}
+
+#[test]
+fn volume_to_write_to_that_cannot_be_is_refused_by_name_and_leaves_nothing() {
+    let node = WritingNode::with("");
+    let refused = |volume: &PodVolume, code: Code, words: &str| {
+        let error = node.0.kubelet.publish(volume).unwrap_err();
+        assert!(error.code() == code && error.message().contains(words), "{error:?}");
+        assert!(node.volumes().is_empty() && !node.directory().exists(), "{error:?}");
+    };
+    let inline = |attributes: &[(&str, &str)]| PodVolume::inline(POD, attributes);
+    let owned = |attributes: &[(&str, &str)]| PodVolume {
+        mode: Mode::SingleNodeWriter,
+        ..PodVolume::persistent("volume", POD, attributes)
+    };
+    let one = [("checkpoints", "llama")];
+    refused(&inline(&one), Code::PermissionDenied, "inline_volumes");
+    refused(&inline(&[("projectCache", "llama")]), Code::PermissionDenied, "projectCache: ");
+    let both = [("checkpoints", "llama"), ("source", "s3://bucket")];
+    refused(&owned(&both), Code::InvalidArgument, "source: does not go with checkpoints");
+    refused(&PodVolume { read_only: true, ..owned(&one) }, Code::InvalidArgument, "checkpoints: ");
+    let reader = PodVolume { mode: Mode::MultiNodeReaderOnly, ..owned(&one) };
+    refused(&reader, Code::InvalidArgument, "ReadWriteOnce");
+    refused(&owned(&one).secret("key", "hush"), Code::InvalidArgument, "takes no secret");
+    refused(&owned(&[("checkpoints", "a\nb")]), Code::InvalidArgument, "checkpoints: ");
+    let mut nameless = owned(&one);
+    nameless.context.remove("csi.storage.k8s.io/pod.uid");
+    refused(&nameless, Code::InvalidArgument, "podInfoOnMount");
+    // An administrator needs no rule.
+    node.0.kubelet.mount(&owned(&one));
+    node.0.kubelet.unpublish(&owned(&one)).unwrap();
+    node.await_end();
+}
+
+#[test]
+fn checkpoints_without_a_mirror_are_refused() {
+    let node = KubernetesNode::with_config(CALL_DEADLINE, ALLOWED);
+    let error = node.kubelet.publish(&checkpoints()).unwrap_err();
+    assert!(error.code() == Code::FailedPrecondition && error.message().contains("[mirror]"), "{error:?}");
+}
+
+#[test]
+fn project_cache_is_one_directory_for_its_pods_and_saved_after_the_last() {
+    let mut node = WritingNode::new();
+    let volume = |pod: &str| PodVolume::inline(pod, &[("projectCache", "llama")]);
+    let (one, other) = (volume("one"), volume("other"));
+    node.0.kubelet.mount(&one);
+    node.0.kubelet.mount(&other);
+    write(&node.0.kubelet.target(&one), "pip/file", "cached");
+    assert_eq!(fs::read_to_string(node.0.kubelet.target(&other).join("pip/file")).unwrap(), "cached");
+    node.crash_agent();
+    node.start_agent();
+    let project = |command: &str| {
+        let words = ["project", command, "llama", "--yes", "--mirror", "s3://mirror"];
+        node.0.env.machine.run(&words)
+    };
+    let removed = project("rm");
+    assert!(removed.code != Some(0) && removed.err.contains("in use"), "{removed:?}");
+    node.0.kubelet.unpublish(&one).unwrap();
+    eventually("the first has ended", || node.volumes().len() == 1);
+    let mirror = node.0.env.bucket().with_file_name("mirror");
+    let is_saved = || bdnfs_tests::tree::total_bytes(&mirror) > 0;
+    assert!(!is_saved(), "the other pod uses it");
+    node.0.kubelet.unpublish(&other).unwrap();
+    node.await_end();
+    assert!(is_saved());
+    let home = node.0.env.machine.volumes().join("default/caches/project/llama");
+    assert_eq!(fs::read_to_string(home.join("tree/pip/file")).unwrap(), "cached");
+    // On a node that lost it, a pod begins with what is saved.
+    node.0.env.machine.run(&["project", "rm", "llama", "--yes"]).succeeds();
+    assert!(!home.exists());
+    node.0.kubelet.mount(&one);
+    assert_eq!(fs::read_to_string(node.0.kubelet.target(&one).join("pip/file")).unwrap(), "cached");
+    node.0.kubelet.unpublish(&one).unwrap();
+    node.await_end();
+    project("rm").succeeds();
+    assert!(!home.exists());
+}
