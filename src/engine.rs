@@ -1,5 +1,6 @@
 //! The engine: one cache, one memory budget, and the snapshots that are served through them.
 
+mod mirrored_from_files;
 mod reopen;
 
 use std::collections::{BTreeMap, HashMap};
@@ -116,6 +117,13 @@ impl Usage {
         let evictor = node.evictor();
         let Limits { capacity, reserve } = evictor.limits();
         Self { used: evictor.used(), capacity, free: evictor.free(), reserve, evicted: evictor.evicted() }
+    }
+
+    /// Bytes that can be written without evicting anything; none while the cache is being counted.
+    pub fn spare(&self) -> u64 {
+        let Some(used) = self.used else { return 0 };
+        let disk = self.free.saturating_sub(self.reserve);
+        self.capacity.map_or(disk, |capacity| disk.min(capacity.saturating_sub(used)))
     }
 }
 

@@ -226,7 +226,15 @@ impl JobVolume {
     /// Moves what a job leaves into the trash at once, however much it is, and removes it in the background.
     /// Checkpoints stay unless all `is_saved`, and all of it while somebody holds it. Touches the local disk.
     pub fn retire(&self, is_saved: bool) {
-        let Ok(_lock) = self.lock(FlockOperation::NonBlockingLockExclusive) else { return };
+        if self.move_to_trash(is_saved).is_some() {
+            self.empty_trash();
+        }
+    }
+
+    /// Moves what a job leaves into the trash, as [`retire`](Self::retire) does, where it stays as long as the returned lock lives.
+    /// `None` where somebody holds it. Touches the local disk.
+    pub fn move_to_trash(&self, is_saved: bool) -> Option<File> {
+        let lock = self.lock(FlockOperation::NonBlockingLockExclusive).ok()?;
         let all = if is_saved { vec![self.path.clone()] } else { vec![self.scratch(), self.loaded()] };
         for directory in all {
             if let Err(error) = trash::move_into(&directory, &self.trash, &self.id) {
@@ -236,6 +244,11 @@ impl JobVolume {
         // Directories that are not empty stay.
         let _ = fs::remove_dir(self.checkpoints());
         let _ = fs::remove_dir(&self.path);
+        Some(lock)
+    }
+
+    /// Removes what is in the trash and not locked, in the background.
+    pub fn empty_trash(&self) {
         trash::empty(self.trash.clone());
     }
 }

@@ -14,7 +14,7 @@ use super::job_volume::checkpoint_place;
 use super::run::JobRun;
 use super::supervisor;
 use crate::api::saving::SaveReport;
-use crate::api::{ApiResult, Failure};
+use crate::api::{ApiResult, Failure, MirrorRequest};
 use crate::saver::{self, SaveOrder, SaverEnd};
 
 /// How often the saver's record is read.
@@ -136,13 +136,20 @@ async fn start(run: &JobRun) -> Result<()> {
     saver::start(&blocking(prepare).await?).await
 }
 
+/// The mirror in which the checkpoints of a job are saved. Reads secrets.
+///
+/// # Errors
+/// [`Kind::Invalid`] where there is none; [`Kind::Refused`] for a secret that is nowhere.
+pub fn mirror(run: &JobRun) -> Result<MirrorRequest> {
+    let (request, mounter) = (run.job.request(), run.queue.mounts.mounter());
+    let mirror = mounter.mirror(named_mirror(mounter, request)?, request.tenant.as_deref())?;
+    mirror.ok_or_else(|| Error::new(Kind::Invalid, "checkpoints are saved in a mirror, and there is none"))
+}
+
 /// The order for a job's saver. Reads secrets.
 fn saver_order(run: &JobRun) -> Result<SaveOrder> {
     let (queue, job) = (&run.queue, &run.job);
-    let (request, mounter) = (job.request(), queue.mounts.mounter());
-    let mirror = mounter.mirror(named_mirror(mounter, request)?, request.tenant.as_deref())?;
-    let mirror = mirror
-        .ok_or_else(|| Error::new(Kind::Invalid, "checkpoints are saved in a mirror, and there is none"))?;
+    let (request, mirror) = (job.request(), mirror(run)?);
     let (volume, config) = (queue.volume_of(job), queue.volumes.config());
     let (job_lock, job_exit) = supervisor::lock_and_exit_files(job.directory());
     Ok(SaveOrder {

@@ -7,6 +7,7 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::task::blocking;
 
 use super::cache_turns;
+use super::cached_checkpoints::{self, SavedUnits};
 use super::deployment::{self, Deployed};
 use super::job::{Job, StopRequest, now, stopped};
 use super::job_audit::JobAudit;
@@ -227,17 +228,26 @@ impl JobRun {
         blocking(enter).await
     }
 
-    /// Releases the job's volume, if it has one: a job that was refused because of its id must not touch that of the other.
+    /// Releases the job's volume, if it has one: a job that was refused because of its id must not touch that of the other. What was
+    /// saved of it stays in the cache.
     async fn retire_volume(&self) {
         let (job, volume) = (Arc::clone(&self.job), self.queue.volume_of(&self.job));
         let is_saved = job.status().saving.is_some_and(|saving| !saving.has_unsaved());
         let retired = blocking(move || {
-            if job.has_volume() {
-                volume.retire(is_saved);
+            let saved = if is_saved && job.has_volume() { SavedUnits::find(&volume).ok() } else { None };
+            match saved {
+                Some(saved) => Ok(volume.move_to_trash(true).map(|lock| (saved, volume, lock))),
+                None => {
+                    if job.has_volume() {
+                        volume.retire(is_saved);
+                    }
+                    Ok(None)
+                }
             }
-            Ok(())
         });
-        let _ = retired.await;
+        if let Ok(Some((saved, volume, lock))) = retired.await {
+            cached_checkpoints::copy(self, saved, volume, lock).await;
+        }
     }
 
     /// Unmounts its sources.

@@ -6,6 +6,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
+use rustix::fs::FlockOperation;
+
 use crate::runtime;
 
 /// How many entries of one name may lie in a trash at a time.
@@ -28,7 +30,8 @@ pub fn move_into(path: &Path, trash: &Path, name: &str) -> io::Result<()> {
     Err(io::Error::other(format!("{} is full", trash.display())))
 }
 
-/// Starts a thread that removes what lies in the directory `trash`. What this process doesn't get to, the next one removes.
+/// Starts a thread that removes what lies in the directory `trash`, and is not locked there. What this process doesn't get to, the
+/// next one removes.
 pub fn empty(trash: PathBuf) -> Option<JoinHandle<()>> {
     let remove = move || {
         runtime::lower_priority();
@@ -65,9 +68,12 @@ struct TrashPass {
 }
 
 impl TrashPass {
-    /// Removes an entry of the directory `trash`, and what is in it.
+    /// Removes an entry of the directory `trash`, and what is in it, unless it is in use.
     fn remove(&mut self, entry: &DirEntry, trash: &Path) {
         if is_directory(entry) {
+            if is_in_use(entry) {
+                return;
+            }
             for below in fs::read_dir(entry.path()).into_iter().flatten().flatten() {
                 let path = below.path();
                 match remove_one(&below) {
@@ -110,6 +116,12 @@ fn remove_one(entry: &DirEntry) -> io::Result<()> {
     if is_directory(entry) { fs::remove_dir(entry.path()) } else { fs::remove_file(entry.path()) }
 }
 
+/// Whether somebody holds a directory locked, to read what is in it.
+fn is_in_use(entry: &DirEntry) -> bool {
+    let locked = super::lock(&entry.path(), FlockOperation::NonBlockingLockShared);
+    locked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+}
+
 fn is_directory(entry: &DirEntry) -> bool {
     entry.file_type().is_ok_and(|kind| kind.is_dir())
 }
@@ -141,5 +153,19 @@ mod tests {
         remove_all(&trash);
         assert_eq!(fs::read_dir(&trash).unwrap().count(), 0);
         assert!(home.path().join("other").exists());
+    }
+
+    #[test]
+    fn remove_all_leaves_what_is_locked() {
+        let home = tempfile::tempdir().unwrap();
+        let (trash, taken) = (home.path().join("trash"), home.path().join("taken"));
+        fs::create_dir_all(taken.join("below")).unwrap();
+        let lock = super::super::lock(&taken, FlockOperation::NonBlockingLockExclusive).unwrap();
+        move_into(&taken, &trash, "x").unwrap();
+        remove_all(&trash);
+        assert!(trash.join("x-0/below").exists(), "somebody reads it");
+        drop(lock);
+        remove_all(&trash);
+        assert_eq!(fs::read_dir(&trash).unwrap().count(), 0);
     }
 }

@@ -14,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::kit::{events, job, spec, submitted, text, toml};
+use super::saving::{SavingMachine, mirror, start_with};
 
 /// A machine with a mirror.
 struct TrainingSetup {
@@ -157,6 +158,60 @@ fn job_loads_named_checkpoints_of_other_jobs_and_projects_side_by_side() {
         "{ typ = \"loops_checkpoint\", run_id = \"r\", checkpoint_name = \"c\", target = \"trainer\" }",
         &["asks for a loops_checkpoint"],
     );
+}
+
+/// Runs a job that saves a checkpoint, and one that resumes from it; returns their statuses.
+fn saved_and_resumed(saving: &SavingMachine) -> (Value, Value) {
+    let number = saving.submit(
+        "first",
+        "mkdir $BT_CHECKPOINT_DIR/step-1 && cd $BT_CHECKPOINT_DIR/step-1 && head -c 5000000 /dev/urandom > model && \
+         head -c 300000 /dev/urandom > optimizer && echo {} > config.json",
+    );
+    let first = saving.ended(&number);
+    assert_eq!(first["state"], "TRAINING_JOB_COMPLETED", "{first}");
+    assert!(!saving.volume("first").exists(), "it is not kept in the volume");
+    let folder = saving.machine.directory("work").join("loaded");
+    let command = "cd $BT_LOAD_CHECKPOINT_DIR/rank-0/step-1 && cat model optimizer config.json | wc -c";
+    let config = format!(
+        "{}[runtime.load_checkpoint_config]\nenabled = true\ndownload_folder = {folder:?}\n",
+        toml(&[], &[command])
+    );
+    let file = spec(&saving.machine, "second.toml", &config);
+    let number = submitted(&saving.machine, &["--id", "second", "--project", "p", text(&file)]);
+    let second = saving.ended(&number);
+    assert_eq!(second["state"], "TRAINING_JOB_COMPLETED", "{second}");
+    assert_eq!(job(&saving.machine, &["logs", &number]).succeeds(), "5300003\n");
+    (first, second)
+}
+
+#[test]
+fn job_resuming_on_the_node_that_wrote_the_checkpoint_reads_nothing_from_the_mirror() {
+    let saving = SavingMachine::new();
+    let (first, second) = saved_and_resumed(&saving);
+    let total = &second["report"]["total"];
+    assert_eq!((&total["mirror"], &total["cache"]), (&0.into(), &5_300_003.into()), "{second}");
+    assert_eq!(second["report"]["verdict"], "node-local hit", "{second}");
+    let cached = "step-1 is in the cache of this node";
+    assert!(events(&first).iter().any(|event| event == cached), "{first}");
+    let trash = saving.machine.volumes().join("default/trash");
+    eventually("the files of the job are removed", || fs::read_dir(&trash).unwrap().next().is_none());
+}
+
+#[test]
+fn job_whose_checkpoint_does_not_fit_into_the_cache_completes() {
+    let machine = Machine::new();
+    let agent = start_with(&machine, "cache_size = \"4MiB\"");
+    let saving = SavingMachine { machine, agent };
+    let number = saving.submit(
+        "large",
+        "mkdir $BT_CHECKPOINT_DIR/step && head -c 9000000 /dev/urandom > $BT_CHECKPOINT_DIR/step/model",
+    );
+    let status = saving.ended(&number);
+    assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
+    assert!(!events(&status).iter().any(|event| event.ends_with("in the cache of this node")), "{status}");
+    assert!(saving.files("bt://p@large/step").is_some() && mirror(&saving.machine).exists());
+    let used = saving.agent.status()["daemon"]["usage"]["used"].as_u64().unwrap();
+    assert!(used <= 4 << 20, "{used}");
 }
 
 #[test]
