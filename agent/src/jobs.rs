@@ -25,6 +25,7 @@ mod record;
 mod run;
 pub mod supervisor;
 mod validation;
+mod volume_limits;
 
 pub use job_caches::check_cache_places;
 pub use queue::JobQueue;

@@ -18,6 +18,7 @@ pub mod file_list;
 mod home_eviction;
 mod trash;
 mod usage;
+mod volume_space;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, DirBuilder, File};
@@ -34,6 +35,7 @@ use crate::context::Context;
 use cache_home::{CacheHome, CacheScope};
 pub use home_eviction::EvictedHome;
 pub use usage::occupied;
+pub use volume_space::VolumeSpace;
 
 /// The path of a job's scratch directory, as on the platform.
 pub const SCRATCH_PLACE: &str = "/mnt/bt-scratch";

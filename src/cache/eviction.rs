@@ -1,5 +1,7 @@
 //! Eviction: keeps the cache within its limits by removing the least recently used blobs of all tenants.
 
+mod volume_claims;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -15,6 +17,8 @@ use super::layout::CacheRoot;
 use super::leases::{LeaseGroup, LeaseSet, union_bytes};
 use super::partition::Partition;
 use super::pressure::PressureListeners;
+
+pub use volume_claims::{VolumeClaim, VolumeClaims};
 
 /// One pass frees at least this share of the capacity, so that passes, each of which looks at every blob, stay rare.
 const EVICTION_PASS_FRACTION: u64 = 50;
@@ -43,6 +47,7 @@ pub struct Evictor {
     pauses: Mutex<usize>,
     released: Condvar,
     pressure_listeners: PressureListeners,
+    volume_claims: VolumeClaims,
 }
 
 /// Pauses eviction until it is dropped: callers that need room wait. It is for a start, when the
@@ -73,6 +78,7 @@ impl Evictor {
             pauses: Mutex::new(0),
             released: Condvar::new(),
             pressure_listeners: PressureListeners::default(),
+            volume_claims: VolumeClaims::default(),
         }
     }
 
@@ -198,20 +204,26 @@ impl Evictor {
         Ok(groups.into_iter().map(|group| partition.leases.lease_all(group)).collect())
     }
 
-    /// Makes sure that all of `groups` would have room if nothing else was leased.
+    /// Makes sure that all of `groups` would have room if nothing else was leased, and there was no volume.
     ///
     /// # Errors
     /// [`Kind::NoSpace`], as [`admit`](Self::admit).
     pub fn ensure_fits(&self, partition: &Partition, groups: &[LeaseGroup]) -> Result<()> {
-        let most = self.max_leasable().min(partition.quota.unwrap_or(u64::MAX));
+        let disk = self.disk_bytes().saturating_add(self.volume_claims.occupied());
+        let most = [self.limits.capacity, partition.quota].into_iter().flatten().fold(disk, u64::min);
         if union_bytes(groups.iter()) > most { Err(self.no_room(partition, groups, most, 0)) } else { Ok(()) }
     }
 
-    /// The most bytes that can be leased. Before the cache is counted the limit is unknown, and reservations fail later.
+    /// The most bytes that can be leased.
     fn max_leasable(&self) -> u64 {
-        let disk =
-            self.used().map_or(u64::MAX, |used| (used + self.free()).saturating_sub(self.limits.reserve));
+        let disk = self.disk_bytes().saturating_sub(self.volume_claims.outstanding());
         disk.min(self.limits.capacity.unwrap_or(u64::MAX))
+    }
+
+    /// The bytes of the disk that blobs may occupy, and volumes come to. Before the cache is counted the limit is unknown, and
+    /// reservations fail later.
+    fn disk_bytes(&self) -> u64 {
+        self.used().map_or(u64::MAX, |used| (used + self.free()).saturating_sub(self.limits.reserve))
     }
 
     fn no_room(&self, partition: &Partition, groups: &[LeaseGroup], most: u64, others: u64) -> Error {
@@ -234,6 +246,10 @@ impl Evictor {
             _ if self.limits.capacity == Some(most) => "give it more with --cache-size",
             _ if partition.quota == Some(most) => "raise the tenant's quota",
             _ => "leave less of its disk free with --cache-reserve",
+        };
+        let held = match self.volume_claims.outstanding() {
+            0 => held,
+            claimed => format!("{held}, while jobs may still write {claimed} bytes"),
         };
         let text = format!(
             "{what} needs {need} bytes and the cache {root} has room for {most}{held}: unmount something, {limit}, \

@@ -233,6 +233,47 @@ fn admit_beyond_the_limit_names_the_holders() {
 }
 
 #[test]
+fn admit_beside_claims_of_volumes_has_what_they_leave() {
+    const GIB: u64 = 1 << 30;
+    let home = tempfile::tempdir().expect("a directory");
+    let node = node(home.path(), UNLIMITED, &[]);
+    let (evictor, alice) = (node.evictor(), node.tenant("alice").expect("a tenant"));
+    let free = evictor.free();
+    let group = |bytes| vec![leases::LeaseGroup::new("s3://one", [(key(1), bytes)].into_iter())];
+    let claim = evictor.claim_volume(free - 2 * GIB).expect("room");
+    let error = alice.space().admit(group(4 * GIB)).expect_err("it may be written").to_string();
+    assert!(error.contains("jobs may still write"), "{error}");
+    alice.space().ensure_fits(&group(4 * GIB)).expect("the volume will be gone");
+    assert!(alice.space().ensure_fits(&group(2 * free)).is_err());
+    // What it has written is not free any more, as the file system says. Here it has written nothing.
+    claim.set_occupied(free - 2 * GIB);
+    let lease = alice.space().admit(group(4 * GIB)).expect("room");
+    let error = evictor.claim_volume(free - 2 * GIB).expect_err("it is leased").to_string();
+    assert!(error.contains("4294967296 are leased"), "{error}");
+    drop((claim, lease));
+    evictor.claim_volume(free - 2 * GIB).expect("room");
+    assert!(evictor.ensure_volume_fits(2 * free).is_err());
+}
+
+#[test]
+fn restore_reserve_after_others_wrote_evicts_what_is_not_leased() {
+    let home = tempfile::tempdir().expect("a directory");
+    let is_all_here = {
+        let cache = open(home.path(), UNLIMITED);
+        (1..=2).for_each(|seed| drop(fill(&cache, seed, 2 * BLOCK).expect("room")));
+        cache.space().evictor().restore_reserve().expect("there is room");
+        cache.has(&key(1), 2 * BLOCK) && cache.has(&key(2), 2 * BLOCK)
+    };
+    assert!(is_all_here, "nothing had to go");
+    // As if others had filled the disk.
+    let cache = open(home.path(), Limits { capacity: None, reserve: u64::MAX / 4 });
+    let _lease = cache.leases().lease(key(1));
+    let error = cache.space().evictor().restore_reserve().expect_err("more is needed than there is");
+    assert_eq!(error.kind(), Kind::NoSpace);
+    assert!(cache.has(&key(1), 2 * BLOCK) && !cache.has(&key(2), 2 * BLOCK));
+}
+
+#[test]
 fn pinned_snapshot_after_restart_is_not_evicted() {
     use crate::manifest::{ListedFile, Listing};
     use crate::source::Patterns;

@@ -1,4 +1,4 @@
-//! Admission: all that a job reads is leased at once, or the job waits for its turn.
+//! Admission: all that a job reads is leased at once, beside the space that it may write to, or the job waits for its turn.
 //!
 //! Jobs are admitted in the order in which they come to the queue. The first waits as long as other jobs hold
 //! anything, for what they hold comes back by itself; those behind it wait for it, so that a large one is not passed over for
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Acquire};
 use std::time::Duration;
 
-use bdnfs::error::{Kind, Result};
+use bdnfs::error::{Error, Kind, Result};
 use bdnfs::snapshot::Snapshot;
 use bdnfs::task::blocking;
 use tokio::sync::{Mutex, Notify};
@@ -64,6 +64,21 @@ impl AdmissionQueue {
         snapshots: &[Arc<Snapshot>],
         note: impl Fn(String),
     ) -> ApiResult<AdmissionPermit> {
+        self.admit_with(name, snapshots, || Ok(None), note).await
+    }
+
+    /// Leases all `snapshots` for `name`, as [`admit`](Self::admit) does, and beside them takes what `claim` takes, which returns why it
+    /// can't now. What it has taken may be there the next time that it is called.
+    ///
+    /// # Errors
+    /// Those of [`admit`](Self::admit) and of `claim`.
+    pub async fn admit_with(
+        self: &Arc<Self>,
+        name: &str,
+        snapshots: &[Arc<Snapshot>],
+        claim: impl Fn() -> Result<Option<Error>> + Clone + Send + 'static,
+        note: impl Fn(String),
+    ) -> ApiResult<AdmissionPermit> {
         let _turn = match self.turn.try_lock() {
             Ok(turn) => turn,
             Err(_) => {
@@ -75,7 +90,7 @@ impl AdmissionQueue {
         let mut waits = false;
         let mut alone_since = None;
         loop {
-            let failure = match attempt(snapshots.to_vec()).await? {
+            let failure = match attempt(snapshots.to_vec(), claim.clone()).await? {
                 None => return Ok(self.readmit()),
                 Some(failure) => failure,
             };
@@ -97,11 +112,17 @@ pub async fn lease_all(snapshots: Vec<Arc<Snapshot>>) -> Result<()> {
     blocking(move || snapshots.iter().try_for_each(|snapshot| snapshot.hold())).await
 }
 
-/// Tries once to lease all: `None`, or why there is no space now.
-async fn attempt(snapshots: Vec<Arc<Snapshot>>) -> Result<Option<Failure>> {
+/// Tries once to claim and lease all: `None`, or why there is no space now.
+async fn attempt(
+    snapshots: Vec<Arc<Snapshot>>,
+    claim: impl FnOnce() -> Result<Option<Error>> + Send + 'static,
+) -> Result<Option<Failure>> {
     blocking(move || {
         let snapshots: Vec<&Snapshot> = snapshots.iter().map(|snapshot| &**snapshot).collect();
         Snapshot::could_be_admitted(&snapshots)?;
+        if let Some(error) = claim()? {
+            return Ok(Some(error.into()));
+        }
         match Snapshot::admit_all(&snapshots) {
             Ok(()) => Ok(None),
             Err(error) if error.kind() == Kind::NoSpace => Ok(Some(error.into())),

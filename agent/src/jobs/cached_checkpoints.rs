@@ -46,9 +46,8 @@ impl SavedUnits {
         let saved = saver::read(volume.path()).unwrap_or_default().saved;
         let directory = Arc::new(VolumeDirectory::open(&volume.checkpoints())?);
         let (seals, _) = directory.walk().and_then(Scan::into_seals)?;
-        let is_saved = |seal: &Seal| {
-            saved.get(&seal.unit).is_some_and(|saved| saved.fingerprint == seal.fingerprint())
-        };
+        let is_saved =
+            |seal: &Seal| saved.get(&seal.unit).is_some_and(|saved| saved.fingerprint == seal.fingerprint());
         let mut seals: Vec<_> = seals.into_values().filter(is_saved).collect();
         seals.sort_by_key(|seal| Reverse(seal.written()));
         Ok(Self { directory, seals })

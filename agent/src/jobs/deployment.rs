@@ -18,6 +18,7 @@ use super::job_volume;
 use super::process::IdleSupervisor;
 use super::run::JobRun;
 use super::supervisor::{SupervisorInfo, SupervisorOrder, TMPFS_OVERLAY_BYTES};
+use super::volume_limits;
 use crate::api::job::{DeployReport, JobRequest, JobState, PhaseSeconds, Variable};
 use crate::api::{ApiResult, Failure, MirrorRequest, MountRequest, Weights};
 use crate::deploy::{self, lease_all, stage_all};
@@ -170,15 +171,20 @@ async fn mount(run: &JobRun, request: MountRequest) -> ApiResult<Arc<ManagedMoun
     mounts.find(mounted.id)
 }
 
-/// Leases all sources of a job, as soon as they fit; at once where it was admitted in an earlier run.
+/// Leases all sources of a job beside the space for its volume, as soon as they fit; at once where it was admitted in an earlier run.
 async fn admit(run: &JobRun, mounts: &[Arc<ManagedMount>]) -> ApiResult<()> {
     let snapshots: Vec<_> = mounts.iter().map(|mount| Arc::clone(mount.snapshot())).collect();
     let (queue, job) = (Arc::clone(&run.queue), Arc::clone(&run.job));
+    let claim = {
+        let (queue, job) = (Arc::clone(&queue), Arc::clone(&job));
+        move || volume_limits::claim(&queue, &job)
+    };
     if job.is_admitted() {
+        volume_limits::claim_again(&queue, &job)?;
         lease_all(snapshots).await?;
     } else {
-        let name = format!("job {}", job.id());
-        job.set_permit(queue.admission.admit(&name, &snapshots, |text| job.note(text)).await?);
+        let (name, note) = (format!("job {}", job.id()), |text| job.note(text));
+        job.set_permit(queue.admission.admit_with(&name, &snapshots, claim, note).await?);
     }
     Ok(blocking(move || queue.write_record(&job)).await?)
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::SystemTime;
 
 use bdnfs::cache::directory::CacheDirectory;
+use bdnfs::cache::eviction::VolumeClaim;
 use bdnfs::error::{Kind, Result};
 use bdnfs::source::Uri;
 use bdnfs::stage::Progress;
@@ -57,6 +58,7 @@ pub struct Job {
     /// Held for reading while one of its sources is mounted.
     pub(super) mounting: Arc<RwLock<()>>,
     permit: Mutex<Option<AdmissionPermit>>,
+    volume_claim: Mutex<Option<Arc<VolumeClaim>>>,
     /// How many events of its saver are events of the job.
     saver_events: AtomicU64,
     /// Whether this run of the agent has made its volume.
@@ -143,6 +145,7 @@ impl Job {
             restored,
             mounting: Arc::default(),
             permit: Mutex::default(),
+            volume_claim: Mutex::default(),
             saver_events: AtomicU64::default(),
             volume_created: AtomicBool::default(),
         }
@@ -348,6 +351,18 @@ impl Job {
     pub fn drop_permit(&self) {
         let permit = self.permit.lock().take();
         drop(permit);
+    }
+
+    /// The claim of its volume to space; where it has none, the one that `claim` makes.
+    pub fn volume_claim(&self, claim: impl FnOnce() -> Result<Arc<VolumeClaim>>) -> Result<Arc<VolumeClaim>> {
+        let mut held = self.volume_claim.lock();
+        let claimed = held.take().map_or_else(claim, Ok)?;
+        Ok(Arc::clone(held.insert(claimed)))
+    }
+
+    /// Gives the space back that its volume has claimed and does not occupy.
+    pub fn drop_volume_claim(&self) {
+        self.volume_claim.lock().take();
     }
 
     /// Removes the files of the job, but nothing that is mounted among them.

@@ -1,4 +1,4 @@
-//! Room for what jobs write: homes of training caches give way.
+//! Room for what jobs write: the cache gives way, and homes of training caches.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,11 +22,12 @@ pub async fn keep_room(run: &JobRun) -> Infallible {
     }
 }
 
-/// Makes room where too little is free on the disk of volumes: homes of training caches go that are saved and not in use, each with an
-/// event.
+/// Makes room where too little is free on the disk of volumes: what is not in use leaves the cache, and then homes of training caches go
+/// that are saved and not in use, each with an event.
 pub async fn make_room(run: &JobRun) {
     let queue = Arc::clone(&run.queue);
     let evicted = blocking(move || {
+        queue.volume_space.make_way();
         let (volumes, usage) = (&queue.volumes, queue.mounts.mounter().engine.usage());
         Ok(volumes.evict_homes(|_| volumes.free() < usage.reserve / HOME_EVICTION_DIVISOR))
     });

@@ -1,32 +1,19 @@
-//! The volumes of a job: its directories, the variables that name them, and whether they grow beyond their limits.
+//! The volumes of a job: its directories, and the variables that name them.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use bdnfs::error::{Kind, Result};
+use bdnfs::error::Result;
 use bdnfs::source::Secret;
-use bdnfs::task::blocking;
 
 use super::job::Job;
 use super::job_caches::{self, JobCaches};
 use super::queue::JobQueue;
 use super::supervisor::VolumeBinds;
-use crate::api::Failure;
 use crate::api::job::{CheckpointLoading, JobRequest};
 use crate::saver;
-use crate::text;
-use crate::volumes::{CHECKPOINT_PLACE, JobVolume, SCRATCH_PLACE, occupied};
-
-/// How often the size of a volume is measured: a disk of 2 GB/s writes no more meanwhile than a cache keeps free.
-const MEASURE_INTERVAL: Duration = Duration::from_secs(10);
-/// How many times as long as a measurement the pause after it is: a cache may have millions of files.
-const MEASURE_PAUSE_FACTOR: u32 = 20;
-/// The part of its limit, in percent, at which an event tells that a volume is nearly full, and the one at which its job fails.
-const WARN_PERCENT: u64 = 80;
-const FAIL_PERCENT: u64 = 110;
+use crate::volumes::{CHECKPOINT_PLACE, JobVolume, SCRATCH_PLACE};
 
 impl JobQueue {
     /// The volume of a job.
@@ -116,82 +103,4 @@ pub fn variables(job: &Job) -> BTreeMap<String, Secret> {
 pub fn checkpoint_place(request: &JobRequest) -> Option<PathBuf> {
     let checkpoints = request.checkpoints.as_ref()?;
     Some(checkpoints.path.clone().unwrap_or_else(|| PathBuf::from(CHECKPOINT_PLACE)))
-}
-
-/// A volume with a limit.
-struct LimitedVolume {
-    /// The name of the volume in messages.
-    name: String,
-    directory: PathBuf,
-    /// The limit, in bytes.
-    limit: u64,
-    /// The setting that raises the limit.
-    key: &'static str,
-    /// Whether an event has warned that it is nearly full.
-    is_warned: bool,
-}
-
-impl LimitedVolume {
-    /// The volumes of a job that have limits.
-    fn of(queue: &JobQueue, job: &Job) -> Vec<Self> {
-        let scratch = queue.volumes.config().scratch_limit.map(|limit| {
-            let (name, directory) = (SCRATCH_PLACE.to_owned(), queue.volume_of(job).scratch());
-            Self { name, directory, limit, key: "scratch_limit in [volumes]", is_warned: false }
-        });
-        let caches = JobCaches::of(queue, job);
-        let homes = caches.iter().flat_map(JobCaches::homes).map(|home| {
-            let (name, directory, limit) = (home.to_string(), home.tree(), queue.volumes.cache_limit(home));
-            Self { name, directory, limit, key: home.scope().limit_keys(), is_warned: false }
-        });
-        let checkpoints = checkpoint_place(job.request()).and_then(|place| {
-            let limit = job.request().checkpoints.as_ref()?.size_limit?;
-            let (name, directory) = (place.display().to_string(), queue.volume_of(job).checkpoints());
-            Some(Self {
-                name,
-                directory,
-                limit,
-                key: "volume_size_gib in checkpointing_config",
-                is_warned: false,
-            })
-        });
-        scratch.into_iter().chain(checkpoints).chain(homes).collect()
-    }
-
-    /// Compares the size of the volume with its limit. An event warns where it is nearly full.
-    fn check_size(&mut self, bytes: u64, job: &Job) -> Option<Failure> {
-        let (name, limit, key) = (&self.name, self.limit, self.key);
-        let (used, most) = (text::size(bytes), text::size(limit));
-        if bytes > limit / 100 * FAIL_PERCENT {
-            let text = format!("{name} occupies {used} and may occupy {most}; write less, or raise {key}");
-            return Some(Failure::new(Kind::NoSpace, text));
-        }
-        let is_nearly_full = bytes > limit / 100 * WARN_PERCENT;
-        if is_nearly_full && !self.is_warned {
-            let fatal = text::size(limit / 100 * FAIL_PERCENT);
-            job.note(format!("{name} occupies {used} of {most}; the job fails at {fatal}"));
-        }
-        self.is_warned = is_nearly_full;
-        None
-    }
-}
-
-/// Measures a job's volumes until one exceeds its limit. An event warns when one is nearly full.
-pub async fn await_overrun(queue: &JobQueue, job: &Arc<Job>) -> Failure {
-    let mut volumes = LimitedVolume::of(queue, job);
-    if volumes.is_empty() {
-        return std::future::pending().await;
-    }
-    let mut pause = MEASURE_INTERVAL;
-    loop {
-        tokio::time::sleep(pause).await;
-        let begin = Instant::now();
-        for volume in &mut volumes {
-            let directory = volume.directory.clone();
-            let Ok(bytes) = blocking(move || Ok(occupied(&directory))).await else { continue };
-            if let Some(failure) = volume.check_size(bytes, job) {
-                return failure;
-            }
-        }
-        pause = MEASURE_INTERVAL.max(begin.elapsed() * MEASURE_PAUSE_FACTOR);
-    }
 }

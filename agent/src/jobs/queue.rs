@@ -28,7 +28,7 @@ use crate::records::Records;
 use crate::saver::{self, SaverEnd};
 use crate::signals::Shutdown;
 use crate::telemetry::scrape::SavingScrape;
-use crate::volumes::Volumes;
+use crate::volumes::{VolumeSpace, Volumes};
 
 /// Subdirectory of the cache with one directory for each job.
 const JOBS_DIRECTORY: &str = "jobs";
@@ -55,6 +55,7 @@ pub struct JobQueue {
     pub(super) mirrors: Arc<MirrorQueue>,
     pub(super) admission: Arc<AdmissionQueue>,
     pub(super) volumes: Arc<Volumes>,
+    pub(super) volume_space: VolumeSpace,
     /// How long ago what a job reads may have been verified.
     pub(super) scrub_interval: Duration,
 }
@@ -81,6 +82,8 @@ impl JobQueue {
         scrub_interval: Duration,
     ) -> Result<Self> {
         let cache = &mounts.mounter().cache;
+        let evictor = mounts.mounter().engine.cache().evictor();
+        let volume_space = VolumeSpace::new(volumes.directory(), cache, evictor);
         let (directory, records) = (cache.join(JOBS_DIRECTORY), Records::<JobRecord>::open(cache, "jobs")?);
         let made = CacheDirectory::open(cache)?.subdirectory(JOBS_DIRECTORY);
         made.with_context(|| format!("cannot create {}", directory.display()))?;
@@ -89,7 +92,18 @@ impl JobQueue {
         let jobs: BTreeMap<_, _> = restored.map(|job| (job.id(), job)).collect();
         let last = jobs.keys().last().copied().unwrap_or(0);
         let table = Mutex::new(JobTable { jobs, last });
-        Ok(Self { directory, records, table, mounts, lifecycle, mirrors, admission, volumes, scrub_interval })
+        Ok(Self {
+            directory,
+            records,
+            table,
+            mounts,
+            lifecycle,
+            mirrors,
+            admission,
+            volumes,
+            volume_space,
+            scrub_interval,
+        })
     }
 
     /// The purpose of the mount at `mountpoint`.

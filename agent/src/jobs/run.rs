@@ -13,10 +13,10 @@ use super::job::{Job, StopRequest, now, stopped};
 use super::job_audit::JobAudit;
 use super::job_room;
 use super::job_saver::JobSaver;
-use super::job_volume;
 use super::process::SupervisorProcess;
 use super::queue::JobQueue;
 use super::supervisor::{self, SupervisorInfo};
+use super::volume_limits;
 use crate::api::job::{JobExit, JobState, JobStatus};
 use crate::api::{ApiResult, Failure};
 use crate::lifecycle::KeepAlive;
@@ -168,7 +168,7 @@ impl JobRun {
             }
             let mut passed_on = StopRequest::None;
             let mut overrun = None;
-            let growing = job_volume::await_overrun(&self.queue, job);
+            let growing = volume_limits::await_overrun(&self.queue, job);
             tokio::pin!(growing);
             loop {
                 tokio::select! {
@@ -232,6 +232,7 @@ impl JobRun {
     /// saved of it stays in the cache.
     async fn retire_volume(&self) {
         let (job, volume) = (Arc::clone(&self.job), self.queue.volume_of(&self.job));
+        job.drop_volume_claim();
         let is_saved = job.status().saving.is_some_and(|saving| !saving.has_unsaved());
         let retired = blocking(move || {
             let saved = if is_saved && job.has_volume() { SavedUnits::find(&volume).ok() } else { None };

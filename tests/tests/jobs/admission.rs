@@ -8,7 +8,8 @@ use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::content;
 use serde_json::{Value, json};
 
-use super::kit::{MIB, events, job, mounts_of, sha256, spec, text, toml};
+use super::kit::{MIB, events, job, mounts_of, sha256, spec, submitted, text, toml};
+use super::saving::SavingMachine;
 
 const SOURCE_BYTES: usize = 4 * MIB;
 
@@ -98,4 +99,38 @@ fn job_that_never_fits_is_refused_with_lease_holders() {
     let ran = job(&env.machine, &["run", "--no-mirror", text(&file)]);
     assert!(ran.code == Some(125) && ran.err.contains("room for"), "{}", ran.err);
     assert!(fs::read_dir(env.machine.cache().join("jobs")).unwrap().count() > 0);
+}
+
+#[test]
+fn job_whose_volume_does_not_fit_waits_for_others_or_is_refused() {
+    let saving = SavingMachine::new();
+    let machine = &saving.machine;
+    let submit = |name: &str, gib: u64, command: &str| {
+        let text = toml(&[], &[command])
+            + &format!("[runtime.checkpointing_config]\nenabled = true\nvolume_size_gib = {gib}\n");
+        submitted(machine, &["--id", name, super::kit::text(&spec(machine, &format!("{name}.toml"), &text))])
+    };
+    let refused = saving.ended(&submit("huge", 1 << 20, "true"));
+    let why = refused["why"]["message"].as_str().unwrap();
+    assert!(
+        why.starts_with("volume_size_gib in checkpointing_config: needs 1125899906842624 bytes"),
+        "{why}"
+    );
+    assert!(refused["started"].is_null(), "{refused}");
+    let usage = &saving.agent.status()["daemon"]["usage"];
+    let bytes = |key: &str| usage[key].as_u64().unwrap();
+    let most = (bytes("free") - bytes("reserve")) >> 30;
+    let flag = machine.directory("flag");
+    let first =
+        submit("first", most * 2 / 3, &format!("while [ ! -e {}/go ]; do sleep 0.1; done", text(&flag)));
+    eventually("the first runs", || saving.status(&first)["state"] == "TRAINING_JOB_RUNNING");
+    let second = submit("second", most / 2, "true");
+    saving
+        .await_event(&second, "waits for room in the cache: volume_size_gib in checkpointing_config: needs");
+    assert_eq!(saving.status(&second)["state"], "TRAINING_JOB_DEPLOYING");
+    fs::write(flag.join("go"), "").unwrap();
+    for number in [first, second] {
+        let status = saving.ended(&number);
+        assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
+    }
 }

@@ -1,0 +1,131 @@
+//! The limits of a job's volumes: it is admitted with the space that it asks for, and fails where it writes more.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bdnfs::cache::eviction::VolumeClaim;
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::task::blocking;
+
+use super::job::Job;
+use super::job_caches::JobCaches;
+use super::job_volume::checkpoint_place;
+use super::queue::JobQueue;
+use crate::api::Failure;
+use crate::text;
+use crate::volumes::{SCRATCH_PLACE, occupied};
+
+/// How often the size of a volume is measured: a disk of 2 GB/s writes no more meanwhile than a cache keeps free.
+const MEASURE_INTERVAL: Duration = Duration::from_secs(10);
+/// How many times as long as a measurement the pause after it is: a cache may have millions of files.
+const MEASURE_PAUSE_FACTOR: u32 = 20;
+/// The part of its limit, in percent, at which an event tells that a volume is nearly full, and the one at which its job fails.
+const WARN_PERCENT: u64 = 80;
+const FAIL_PERCENT: u64 = 110;
+/// The setting that limits the checkpoint directory.
+const CHECKPOINT_LIMIT_KEY: &str = "volume_size_gib in checkpointing_config";
+
+/// Takes the space that a job's checkpoint directory may occupy, if it says so. Returns why there is none now. Touches the local disk.
+///
+/// # Errors
+/// [`Kind::NoSpace`] where it would not fit if there was nothing else; [`Kind::Disk`].
+pub fn claim(queue: &JobQueue, job: &Job) -> Result<Option<Error>> {
+    let Some(limit) = checkpoint_limit(job) else { return Ok(None) };
+    let within = |error: Error| error.within(CHECKPOINT_LIMIT_KEY);
+    queue.volume_space.ensure_fits(limit).map_err(within)?;
+    match job.volume_claim(|| queue.volume_space.claim(limit)) {
+        Err(error) if error.kind() == Kind::NoSpace => Ok(Some(within(error))),
+        claimed => claimed.map(|_| None),
+    }
+}
+
+/// The claim of a job that was admitted; one of an earlier run gets it again.
+pub fn claim_again(queue: &JobQueue, job: &Job) -> Result<Arc<VolumeClaim>> {
+    let limit = checkpoint_limit(job).unwrap_or(0);
+    job.volume_claim(|| Ok(queue.volume_space.claim_existing(limit)))
+}
+
+fn checkpoint_limit(job: &Job) -> Option<u64> {
+    job.request().checkpoints.as_ref()?.size_limit
+}
+
+/// A volume that is measured.
+struct MeasuredVolume {
+    /// The name of the volume in messages.
+    name: String,
+    directory: PathBuf,
+    /// The limit, in bytes.
+    limit: Option<u64>,
+    /// The setting that raises the limit.
+    key: &'static str,
+    /// Whether an event has warned that it is nearly full.
+    is_warned: bool,
+    /// Its claim to space, which counts what it occupies.
+    claim: Option<Arc<VolumeClaim>>,
+}
+
+impl MeasuredVolume {
+    /// The volumes of a job that have limits, and its checkpoint directory.
+    fn of(queue: &JobQueue, job: &Job) -> Vec<Self> {
+        let new =
+            |name, directory, limit, key| Self { name, directory, limit, key, is_warned: false, claim: None };
+        let scratch = queue.volumes.config().scratch_limit.map(|limit| {
+            let directory = queue.volume_of(job).scratch();
+            new(SCRATCH_PLACE.to_owned(), directory, Some(limit), "scratch_limit in [volumes]")
+        });
+        let caches = JobCaches::of(queue, job);
+        let homes = caches.iter().flat_map(JobCaches::homes).map(|home| {
+            let limit = queue.volumes.cache_limit(home);
+            new(home.to_string(), home.tree(), Some(limit), home.scope().limit_keys())
+        });
+        let checkpoints = checkpoint_place(job.request()).map(|place| {
+            let directory = queue.volume_of(job).checkpoints();
+            let name = place.display().to_string();
+            let claim = claim_again(queue, job).ok();
+            Self { claim, ..new(name, directory, checkpoint_limit(job), CHECKPOINT_LIMIT_KEY) }
+        });
+        scratch.into_iter().chain(checkpoints).chain(homes).collect()
+    }
+
+    /// Counts what the volume occupies, and compares that with its limit. An event warns where it is nearly full.
+    fn check_size(&mut self, bytes: u64, job: &Job) -> Option<Failure> {
+        if let Some(claim) = &self.claim {
+            claim.set_occupied(bytes);
+        }
+        let (name, limit, key) = (&self.name, self.limit?, self.key);
+        let (used, most) = (text::size(bytes), text::size(limit));
+        if bytes > limit / 100 * FAIL_PERCENT {
+            let text = format!("{name} occupies {used} and may occupy {most}; write less, or raise {key}");
+            return Some(Failure::new(Kind::NoSpace, text));
+        }
+        let is_nearly_full = bytes > limit / 100 * WARN_PERCENT;
+        if is_nearly_full && !self.is_warned {
+            let fatal = text::size(limit / 100 * FAIL_PERCENT);
+            job.note(format!("{name} occupies {used} of {most}; the job fails at {fatal}"));
+        }
+        self.is_warned = is_nearly_full;
+        None
+    }
+}
+
+/// Measures a job's volumes until one exceeds its limit. An event warns when one is nearly full.
+pub async fn await_overrun(queue: &JobQueue, job: &Arc<Job>) -> Failure {
+    let mut volumes = MeasuredVolume::of(queue, job);
+    if volumes.is_empty() {
+        return std::future::pending().await;
+    }
+    let mut pause = MEASURE_INTERVAL;
+    loop {
+        tokio::time::sleep(pause).await;
+        let begin = Instant::now();
+        for volume in &mut volumes {
+            let directory = volume.directory.clone();
+            let Ok(bytes) = blocking(move || Ok(occupied(&directory))).await else { continue };
+            if let Some(failure) = volume.check_size(bytes, job) {
+                return failure;
+            }
+        }
+        pause = MEASURE_INTERVAL.max(begin.elapsed() * MEASURE_PAUSE_FACTOR);
+    }
+}

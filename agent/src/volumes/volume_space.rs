@@ -1,0 +1,121 @@
+//! The space that volumes may come to occupy: a job that limits its volume has all of that.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bdnfs::cache::eviction::{Evictor, VolumeClaim, VolumeClaims};
+use bdnfs::error::{Error, Kind, Result};
+
+/// The disk of the volumes.
+#[derive(Debug)]
+pub struct VolumeSpace {
+    directory: PathBuf,
+    /// The evictor of the cache, where that lies on the same disk.
+    evictor: Option<Arc<Evictor>>,
+    claims: VolumeClaims,
+}
+
+impl VolumeSpace {
+    /// The disk that `directory` is on, or will be. The cache that `evictor` keeps within its limits lies in `cache`.
+    pub fn new(directory: &Path, cache: &Path, evictor: &Arc<Evictor>) -> Self {
+        let is_shared = device(directory).is_some_and(|disk| device(cache) == Some(disk));
+        let evictor = is_shared.then(|| Arc::clone(evictor));
+        Self { directory: directory.to_owned(), evictor, claims: VolumeClaims::default() }
+    }
+
+    /// Claims `bytes`, if they are there beside all that others have claimed, and beside what the cache has leased.
+    ///
+    /// # Errors
+    /// [`Kind::NoSpace`], with what is needed and who holds it; [`Kind::Disk`].
+    pub fn claim(&self, bytes: u64) -> Result<Arc<VolumeClaim>> {
+        if let Some(evictor) = &self.evictor {
+            return evictor.claim_volume(bytes);
+        }
+        let (free, claimed) = (self.free()?, self.claims.outstanding());
+        if bytes <= free.saturating_sub(claimed) {
+            return Ok(self.claims.add(bytes));
+        }
+        let text = format!("{free} bytes are free, of which {claimed} may be written by other jobs");
+        Err(self.too_small(bytes, &text))
+    }
+
+    /// Makes sure that `bytes` would be there if there was no other volume.
+    ///
+    /// # Errors
+    /// [`Kind::NoSpace`], with what there is; [`Kind::Disk`].
+    pub fn ensure_fits(&self, bytes: u64) -> Result<()> {
+        if let Some(evictor) = &self.evictor {
+            return evictor.ensure_volume_fits(bytes);
+        }
+        let most = self.free()?.saturating_add(self.claims.occupied());
+        let text = format!("{most} bytes are there: ask for less, or name another disk with [volumes] dir");
+        if bytes <= most { Ok(()) } else { Err(self.too_small(bytes, &text)) }
+    }
+
+    /// Claims `bytes` for a volume that there is already.
+    pub fn claim_existing(&self, bytes: u64) -> Arc<VolumeClaim> {
+        self.evictor.as_ref().map_or(&self.claims, |evictor| evictor.volume_claims()).add(bytes)
+    }
+
+    /// Has the cache make way for what volumes have come to occupy, where it is on their disk. Touches the local disk.
+    pub fn make_way(&self) {
+        if let Some(Err(error)) = self.evictor.as_ref().map(|evictor| evictor.restore_reserve()) {
+            tracing::debug!(%error, "the cache cannot make way for volumes");
+        }
+    }
+
+    fn free(&self) -> Result<u64> {
+        let existing = existing(&self.directory);
+        let stat = rustix::fs::statvfs(existing)
+            .map_err(|e| Error::disk(format!("cannot look at {}", existing.display()), e.into()))?;
+        Ok(stat.f_bavail * stat.f_frsize)
+    }
+
+    fn too_small(&self, bytes: u64, why: &str) -> Error {
+        let directory = self.directory.display();
+        Error::new(Kind::NoSpace, format!("needs {bytes} bytes and on the disk of {directory} {why}"))
+    }
+}
+
+/// The directory, or the nearest one above it that exists.
+fn existing(directory: &Path) -> &Path {
+    directory.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"))
+}
+
+/// The number of the file system that a directory is on, or will be.
+fn device(directory: &Path) -> Option<u64> {
+    existing(directory).metadata().ok().map(|found| found.dev())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::time::SystemTime;
+
+    use bdnfs::cache::Limits;
+    use bdnfs::cache::node::NodeCache;
+
+    use super::*;
+
+    #[test]
+    fn claims_on_a_disk_without_cache_are_held_against_free_space() {
+        let (home, volumes) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+        let limits = Limits { capacity: None, reserve: 0 };
+        let (node, _) = NodeCache::open(home.path(), limits, BTreeMap::new(), SystemTime::now).unwrap();
+        let directory = volumes.path().join("not/there/yet");
+        let space = VolumeSpace::new(&directory, home.path(), node.evictor());
+        assert!(space.evictor.is_none(), "it is another disk");
+        let free = space.free().unwrap();
+        let error = space.ensure_fits(free * 2).unwrap_err();
+        assert!(error.kind() == Kind::NoSpace && error.to_string().contains("[volumes] dir"), "{error}");
+        let claim = space.claim(free / 4 * 3).unwrap();
+        assert_eq!(space.claim(free / 2).unwrap_err().kind(), Kind::NoSpace, "it is claimed");
+        assert!(space.ensure_fits(free / 2).is_ok(), "it comes back");
+        claim.set_occupied(free / 4 * 3);
+        assert!(space.claim(free / 2).is_ok(), "what is occupied is not free any more");
+        drop(claim);
+        assert!(space.claim(free / 4).is_ok());
+        assert_eq!(node.evictor().volume_claims().outstanding(), 0);
+    }
+}
