@@ -153,6 +153,25 @@ pub async fn mirror_source(
     outcome
 }
 
+/// Copies the content of `source` into `mirror` ahead of its snapshot: nothing is seen of it there, a later run finds what has not
+/// changed, and the garbage collection removes the rest.
+///
+/// # Errors
+/// [`Kind::Changed`] when the source changes; those of the origin and of the store.
+pub async fn mirror_ahead(
+    mirror: &Mirror,
+    source: &MirrorSource,
+    config: MirrorConfig,
+    progress: &MirrorProgress,
+) -> Result<()> {
+    mirror.init().await?;
+    let lease = mirror.lease(Purpose::Add).await?;
+    let run = MirrorRun { mirror, source, config, progress, lease: &lease };
+    let outcome = run.put_content().await;
+    lease.release().await;
+    outcome
+}
+
 /// A mirroring run under way.
 struct MirrorRun<'a> {
     mirror: &'a Mirror,
@@ -215,6 +234,13 @@ impl MirrorRun<'_> {
         };
         let new = found == ours;
         Ok(self.outcome(found, new, listed.notes, repaired))
+    }
+
+    /// Lists the source and copies the content that the mirror lacks.
+    async fn put_content(&self) -> Result<()> {
+        let listed = self.list().await?;
+        let recipes = packing::plan(&listed.manifest, &self.source.identity)?;
+        self.put_blobs(&listed.manifest, &recipes).await.map(drop)
     }
 
     /// The time at which a listing made at `at` counts: with one writer, after the last one whatever clocks say.

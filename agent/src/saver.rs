@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   checkpoints/ ── walk, each second ──> settled? ──> seal ──> publish: a snapshot in the mirror ──> index
+//!                              └─> a large file that nobody writes ──> its content, ahead of the snapshot
 //! ```
 //!
 //! The agent starts it beside the job's supervisor. It reads one [`SaveOrder`] from its standard input, with the
@@ -9,6 +10,7 @@
 //! and ends when the job has and all that settled is saved. Its record is in the volume of the job ([`SaverRecord`]): one
 //! that is killed is started again and resumes there. It works with a low priority, on the processors and on the disk.
 
+mod ahead;
 mod outcomes;
 mod process;
 mod record;

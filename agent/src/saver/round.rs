@@ -9,10 +9,11 @@ use bdnfs::digest::Digest;
 use bdnfs::error::{Kind, Result};
 use bdnfs::mirroring::MirrorProgress;
 use bdnfs::task::{blocking, lost};
-use bdnfs::volume::{FileTime, Scan, Seals, Settling, SkippedEntries, UnitState, VolumeDirectory};
+use bdnfs::volume::{FileTime, Scan, Seal, Seals, Settling, SkippedEntries, UnitState, VolumeDirectory};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
+use super::ahead::{AheadFiles, AheadTask};
 use super::record::{self, SaverEnd, SaverRecord, requested_end};
 use super::save_context::{SaveContext, SettledUnit, UploadOutcome, is_remainder};
 use super::{JobEnd, SaveOrder};
@@ -50,6 +51,7 @@ pub async fn save(order: SaveOrder) -> Result<()> {
         skipped: BTreeSet::new(),
         is_partial: false,
         retry: BTreeMap::new(),
+        ahead_files: AheadFiles::default(),
     };
     saver.write().await;
     if is_cut { saver.save_survivors().await } else { saver.run().await }
@@ -78,6 +80,7 @@ pub struct Saver {
     pub(super) is_partial: bool,
     /// When a failed unit or scan is retried, and its backoff.
     pub(super) retry: BTreeMap<String, (Instant, Duration)>,
+    ahead_files: AheadFiles,
 }
 
 /// An upload under way. Dropped, it is given up.
@@ -126,7 +129,7 @@ impl DirectoryScan {
 
 impl Saver {
     async fn run(mut self) -> Result<()> {
-        let mut upload: Option<SaveTask> = None;
+        let (mut upload, mut ahead): (Option<SaveTask>, Option<AheadTask>) = (None, None);
         loop {
             let under_way = upload.as_ref().map(|upload| upload.unit.name().to_owned());
             let scanned = self.scan(under_way.as_deref()).await;
@@ -136,8 +139,19 @@ impl Saver {
             match &scanned {
                 Ok(seals) => {
                     let waiting = self.seal_settled(seals, under_way.as_deref()).await;
-                    if upload.is_none() {
-                        upload = waiting.map(|unit| self.begin(unit));
+                    let next = self.next_ahead(seals);
+                    ahead.take_if(|file| !seals.contains_key(file.unit()));
+                    // A file of the unit that is to be saved is finished first: that finds it in the mirror.
+                    let is_ahead =
+                        |unit: &SettledUnit| ahead.as_ref().is_some_and(|file| file.unit() == unit.name());
+                    match waiting {
+                        Some(unit) if upload.is_none() && !is_ahead(&unit) => {
+                            (upload, ahead) = (Some(self.begin(unit)), None);
+                        }
+                        None if upload.is_none() && ahead.is_none() => {
+                            ahead = next.and_then(|part| AheadTask::begin(&self.context, part));
+                        }
+                        _ => {}
                     }
                 }
                 Err(error) => self.fail(&self.context.order.place.display().to_string(), error),
@@ -150,15 +164,19 @@ impl Saver {
                 break;
             }
             self.write().await;
-            let outcome = match &mut upload {
-                None => {
+            let outcome = match (&mut upload, &mut ahead) {
+                (None, None) => {
                     sleep(SCAN_INTERVAL).await;
                     None
                 }
-                Some(upload) => tokio::select! {
-                    outcome = upload.outcome() => Some(outcome),
-                    () = sleep(SCAN_INTERVAL) => None,
-                },
+                (None, Some(file)) => {
+                    if let Ok(outcome) = timeout(SCAN_INTERVAL, file.outcome()).await {
+                        self.ahead_files.finish(file.path(), outcome, self.now());
+                        ahead = None;
+                    }
+                    None
+                }
+                (Some(upload), _) => timeout(SCAN_INTERVAL, upload.outcome()).await.ok(),
             };
             if let Some((outcome, upload)) = outcome.and_then(|outcome| Some((outcome, upload.take()?))) {
                 self.finish(&upload.unit, outcome);
@@ -198,6 +216,20 @@ impl Saver {
             blocking(remove).await?;
         }
         Ok(found.seals)
+    }
+
+    /// The next file to upload ahead of its unit. None when the job has ended: then whole units follow at once.
+    fn next_ahead(&mut self, seals: &Seals) -> Option<Seal> {
+        let (saved, refused) = (&self.record.saved, &self.refused);
+        let is_wanted = |(name, state): &(&String, &UnitState)| {
+            let is_saved = saved.get(*name).is_some_and(|saved| saved.fingerprint == state.fingerprint);
+            let is_left =
+                [refused.get(*name), self.remainders.get(*name)].contains(&Some(&state.fingerprint));
+            !is_saved && !is_left
+        };
+        let units = self.settling.units().iter().filter(is_wanted).map(|(name, _)| name.clone());
+        let units: Vec<_> = if self.ended.is_some() { Vec::new() } else { units.collect() };
+        self.ahead_files.next(seals, &units, self.begin.elapsed())
     }
 
     /// Seals what has settled, and returns the newest of what is to be saved.

@@ -9,7 +9,7 @@ use bdnfs::checkpoint::{CheckpointId, SavedCheckpoint};
 use bdnfs::digest::{Digest, hex};
 use bdnfs::error::{Kind, Result};
 use bdnfs::mirror::Mirror;
-use bdnfs::mirroring::{MirrorProgress, MirrorSource, mirror_source};
+use bdnfs::mirroring::{MirrorProgress, MirrorSource, mirror_ahead, mirror_source};
 use bdnfs::task::blocking;
 use bdnfs::volume::{Seal, SealOutcome, SealedOrigin, SealedUnit, VolumeDirectory, seal_file_name};
 use chrono::{DateTime, Utc};
@@ -134,6 +134,24 @@ impl SaveContext {
     pub fn remove_seals(&self, units: &[String]) {
         for unit in units {
             let _ = std::fs::remove_file(self.seals().join(seal_file_name(unit)));
+        }
+    }
+
+    /// Uploads the content of `part`, files of a unit that is not sealed, where nothing of it is seen before the unit is saved. False where
+    /// a file has a writer, or was written to. Dropping the future gives it up.
+    ///
+    /// # Errors
+    /// Those of the mirror, and of reading.
+    pub async fn upload_ahead(self: Arc<Self>, part: Seal) -> Result<bool> {
+        let (id, context) = (self.id(&part.unit)?, Arc::clone(&self));
+        let SealOutcome::Sealed(sealed) = blocking(move || part.apply(&context.directory)).await? else {
+            return Ok(false);
+        };
+        let origin = SealedOrigin::new(id.to_string(), Arc::new(sealed), self.order.upload_rate);
+        let source = MirrorSource::checkpoint(&id, Arc::new(origin));
+        match mirror_ahead(self.mirror().await?, &source, MIRROR_CONFIG, &MirrorProgress::default()).await {
+            Err(error) if error.kind() == Kind::Changed => Ok(false),
+            outcome => outcome.map(|()| true),
         }
     }
 

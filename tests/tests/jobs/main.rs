@@ -5,6 +5,7 @@
 mod admission;
 mod cache_room;
 mod caches;
+mod checkpoint_writers;
 mod checkpoints;
 mod covered;
 mod crash;

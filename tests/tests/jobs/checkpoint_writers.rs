@@ -1,0 +1,55 @@
+//! How what writers leave at each moment gets into the mirror.
+
+use std::fs;
+
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::tree::total_bytes;
+
+use super::kit::{job, text};
+use super::saving::{Files, SavingMachine, checkpoints, file, mirror, saved};
+
+#[test]
+fn large_file_is_uploaded_while_the_rest_of_its_checkpoint_is_written() {
+    let saving = SavingMachine::new();
+    let flag = saving.machine.directory("flag");
+    let number = saving.submit(
+        "ahead",
+        &format!(
+            "mkdir $BT_CHECKPOINT_DIR/step && cd $BT_CHECKPOINT_DIR/step && head -c 20000000 /dev/urandom > model
+             exec 3> optimizer; while [ ! -e {0}/go ]; do echo more >&3; sleep 0.1; done; exec 3>&-
+             if [ -e {0}/change ]; then head -c 20000000 /dev/urandom > model; fi; sha256sum model; echo > optimizer",
+            text(&flag)
+        ),
+    );
+    let blobs = mirror(&saving.machine).join("tenants/default");
+    eventually("its content is in the mirror", || blobs.exists() && total_bytes(&blobs) > 20_000_000);
+    assert_eq!(saving.files("bt://p@ahead/step"), None, "it is not seen there");
+    fs::write(flag.join("change"), "").unwrap();
+    fs::write(flag.join("go"), "").unwrap();
+    let status = saving.ended(&number);
+    assert_eq!(checkpoints(&status), [saved("step", true, 1)], "{status}");
+    let log = job(&saving.machine, &["logs", &number]).succeeds();
+    let model = ("model".to_owned(), log.split(' ').next().unwrap().to_owned());
+    assert_eq!(saving.files("bt://p@ahead/step"), Some(Files::from([model, file("optimizer", "\n")])));
+    assert!(total_bytes(&blobs) > 40_000_000, "both states of it were uploaded");
+    saving.verify();
+
+    // One that is not written to again is not uploaded again.
+    fs::remove_file(flag.join("go")).unwrap();
+    fs::remove_file(flag.join("change")).unwrap();
+    let before = total_bytes(&blobs);
+    let again = saving.submit(
+        "once",
+        &format!(
+            "mkdir $BT_CHECKPOINT_DIR/step && cd $BT_CHECKPOINT_DIR/step && head -c 20000000 /dev/urandom > model
+             exec 3> optimizer; while [ ! -e {0}/go ]; do echo more >&3; sleep 0.1; done; exec 3>&-",
+            text(&flag)
+        ),
+    );
+    eventually("its content is in the mirror", || total_bytes(&blobs) > before + 20_000_000);
+    fs::write(flag.join("go"), "").unwrap();
+    let status = saving.ended(&again);
+    assert_eq!(checkpoints(&status), [saved("step", true, 1)], "{status}");
+    let grown = total_bytes(&blobs) - before;
+    assert!(grown < 21_000_000, "{grown}");
+}
