@@ -3,6 +3,7 @@
 use std::fs;
 
 use bdnfs_tests::process::eventually;
+use bdnfs_tests::tools::python_path;
 use bdnfs_tests::tree::total_bytes;
 
 use super::kit::{job, text};
@@ -52,4 +53,49 @@ fn large_file_is_uploaded_while_the_rest_of_its_checkpoint_is_written() {
     assert_eq!(checkpoints(&status), [saved("step", true, 1)], "{status}");
     let grown = total_bytes(&blobs) - before;
     assert!(grown < 21_000_000, "{grown}");
+}
+
+#[test]
+fn checkpoints_of_safetensors_and_numpy_are_saved_as_they_were_closed() {
+    let saving = SavingMachine::new();
+    let script = "import hashlib, os, time
+import numpy, safetensors.numpy
+os.chdir(os.environ['BT_CHECKPOINT_DIR'])
+def closed(path):
+    with open(path, 'rb') as file:
+        print(hashlib.sha256(file.read()).hexdigest(), path, flush=True)
+for step in range(1, 4):
+    os.makedirs(f'checkpoint-{step}')
+    weights = {f'layer.{number}': numpy.random.rand(512, 512) for number in range(10)}
+    safetensors.numpy.save_file(weights, f'checkpoint-{step}/model.safetensors')
+    closed(f'checkpoint-{step}/model.safetensors')
+    numpy.savez(f'checkpoint-{step}/optimizer.npz', **weights)
+    closed(f'checkpoint-{step}/optimizer.npz')
+    # One file that is written again and again, in place.
+    numpy.save('latest.npy', weights['layer.0'])
+    closed('latest.npy')
+    open(f'checkpoint-{step}/trainer_state.json', 'w').close()
+    closed(f'checkpoint-{step}/trainer_state.json')
+    time.sleep(4)";
+    let path = saving.machine.directory("specs").join("writer.py");
+    fs::write(&path, script).unwrap();
+    let number = saving.submit("real", &format!("{} {}", text(&python_path()), text(&path)));
+    let status = saving.ended(&number);
+    assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
+    let log = job(&saving.machine, &["logs", &number]).succeeds();
+    let closed = |unit: &str| {
+        let lines = log.lines().map(|line| line.split_once(' ').unwrap());
+        let files =
+            lines.filter_map(|(sum, path)| Some((path.strip_prefix(unit)?.to_owned(), sum.to_owned())));
+        files.collect::<Files>()
+    };
+    for step in 1..=3 {
+        let unit = format!("checkpoint-{step}");
+        assert!(checkpoints(&status).contains(&saved(&unit, true, 1)), "{status}");
+        assert_eq!(saving.files(&format!("bt://p@real/{unit}")), Some(closed(&format!("{unit}/"))));
+    }
+    let loose = saving.files("bt://p@real/.").unwrap();
+    let last = log.lines().rfind(|line| line.ends_with("latest.npy")).unwrap().split(' ').next().unwrap();
+    assert_eq!(loose, Files::from([("latest.npy".to_owned(), last.to_owned())]));
+    saving.verify();
 }
