@@ -225,7 +225,7 @@ impl Agent {
     /// The agent, its mounts, and how they are doing.
     pub async fn status(&self) -> ApiResult<AgentStatus> {
         let (mounts, lost) = (self.mounts.attached(), self.mounts.lost());
-        let publications = self.publications.list();
+        let (publications, volumes) = (self.publications.list(), self.volumes.list());
         let (engine, cache) = (self.engine.clone(), self.mounts.mounter().cache.clone());
         let (persistent, ready) = (self.lifecycle.is_persistent(), self.lifecycle.is_ready());
         let status = blocking(move || {
@@ -233,7 +233,7 @@ impl Agent {
             let (usage, work) = (engine.usage(), FetchStats::of(&engine));
             let agent = AgentInfo { version, pid, cache, persistent, ready, usage, work };
             let mounts = mounts.iter().map(|mount| mount.status()).collect();
-            Ok(AgentStatus { agent, mounts, lost, publications })
+            Ok(AgentStatus { agent, mounts, lost, publications, volumes })
         });
         Ok(status.await?)
     }

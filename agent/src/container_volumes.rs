@@ -274,7 +274,10 @@ impl ContainerVolumes {
                 tokio::join!(checkpoints::save(&self, &volume, own), self.await_unused(&volume)).0
             }
             VolumeDirectory::ProjectCache(home) => {
-                self.await_unused(&volume).await;
+                tokio::select! {
+                    () = self.await_unused(&volume) => {}
+                    never = project_cache::save_regularly(&self, &volume, home) => match never {},
+                }
                 if let Err(error) = project_cache::save(&self, &volume, home).await {
                     tracing::warn!("cannot save {home}, which stays on this node: {error}");
                 }

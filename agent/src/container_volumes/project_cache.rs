@@ -1,5 +1,6 @@
 //! The training cache of a project, for containers: the same directory that its jobs on this node have.
 
+use std::convert::Infallible;
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -63,6 +64,51 @@ pub async fn begin(volumes: &Arc<ContainerVolumes>, tenant: &str, home: &CacheHo
         Ok(lock)
     })
     .await
+}
+
+/// Saves the home at the interval of the configuration, as jobs do, while containers use it. Never ends.
+pub async fn save_regularly(
+    volumes: &Arc<ContainerVolumes>,
+    own: &ContainerVolume,
+    home: &CacheHome,
+) -> Infallible {
+    let interval = volumes.volumes.config().save_interval;
+    loop {
+        let left = save_when_due(volumes, own, home, interval).await.unwrap_or_else(|error| {
+            tracing::warn!(
+                "cannot save {home} while it is used, and tries again after save_interval: {error}"
+            );
+            interval
+        });
+        sleep(left.max(LOCK_POLL_INTERVAL)).await;
+    }
+}
+
+/// Saves a home that is in use, where that was not done within the `interval`, for whomever. Returns when it is to be done next.
+async fn save_when_due(
+    volumes: &Arc<ContainerVolumes>,
+    own: &ContainerVolume,
+    home: &CacheHome,
+    interval: Duration,
+) -> Result<Duration> {
+    let used = home.clone();
+    let lock = blocking(move || {
+        let left = interval.saturating_sub(used.synced_ago().unwrap_or_default());
+        if left > Duration::ZERO || used.sync_state()?.is_torn(&boot_id()?) {
+            return Ok(Err(left.max(LOCK_POLL_INTERVAL)));
+        }
+        // Where another saves it, that is due again after the interval.
+        Ok(used.try_sync_lock()?.ok_or(interval))
+    });
+    let lock = match lock.await? {
+        Ok(lock) => lock,
+        Err(left) => return Ok(left),
+    };
+    let Some(mirror) = open_mirror(volumes, &own.tenant, home).await? else { return Ok(interval) };
+    let sync = CacheSync::new(home.clone(), mirror, Arc::new(lock));
+    let rate = volumes.volumes.config().upload_rate;
+    let save = move || async move { sync.save_in_use(rate, MIRROR_CONFIG, &MirrorProgress::default()).await };
+    on_own_thread(save).await.map(|_| interval)
 }
 
 /// Saves the home in the mirror of the agent, if there is one, unless others on this node use it. What can't be saved stays, and

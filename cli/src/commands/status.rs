@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use bdnfs_agent::api::container_volume::VolumeStatus;
 use bdnfs_agent::api::publication::{PublicationState, PublicationStatus};
 use bdnfs_agent::api::socket;
 use bdnfs_agent::api::{AgentInfo, AgentStatus, MountBackend, MountStatus, StageState};
@@ -40,6 +41,8 @@ struct StatusReport {
     mounts: Vec<MountReport>,
     /// The publications.
     publications: Vec<PublicationStatus>,
+    /// The volumes that containers write to.
+    volumes: Vec<VolumeStatus>,
     #[serde(rename = "daemons")]
     agents: Vec<AgentInfo>,
     /// The agents that do not answer, a sentence each.
@@ -98,6 +101,7 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
         agents.values().flatten().flat_map(|status| status.publications.clone()).collect();
     publications.sort_by(|a, b| a.key.cmp(&b.key));
     publications.dedup();
+    let volumes = agents.values().flatten().flat_map(|status| status.volumes.clone()).collect();
     // Binds of a base are told with their publications.
     let is_bind = |mountpoint: &Path| {
         let bound = |one: &PublicationStatus| one.target.is_some() && one.path.as_deref() == Some(mountpoint);
@@ -121,7 +125,7 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
     // An agent may listen on two sockets.
     agents.sort_by_key(|agent| agent.pid);
     agents.dedup_by_key(|agent| agent.pid);
-    Ok(StatusReport { mounts, publications, agents, unresponsive })
+    Ok(StatusReport { mounts, publications, volumes, agents, unresponsive })
 }
 
 /// The error that a mount does not respond, and which process should.
@@ -179,6 +183,11 @@ fn format_report(report: &StatusReport) -> String {
             std::iter::once(head).chain(report.publications.iter().map(publication_row)).collect();
         out.push_str(&text::table(&rows, &[]));
     }
+    if !report.volumes.is_empty() {
+        let head = ["VOLUME", "FOR", "PROJECT", "PATH", "STATE"].map(str::to_owned).to_vec();
+        let rows: Vec<_> = std::iter::once(head).chain(report.volumes.iter().map(volume_row)).collect();
+        out.push_str(&text::table(&rows, &[]));
+    }
     for agent in &report.agents {
         out.push_str(&format_usage(agent));
     }
@@ -215,6 +224,14 @@ fn publication_row(one: &PublicationStatus) -> Vec<String> {
     let path = one.path.as_ref().map_or("-".to_owned(), |path| path.display().to_string());
     let holder = one.holder.clone().unwrap_or_else(|| "-".to_owned());
     vec![one.key.clone(), holder, one.source.clone(), path, state]
+}
+
+fn volume_row(one: &VolumeStatus) -> Vec<String> {
+    let path = one.path.as_ref().map_or("-".to_owned(), |path| path.display().to_string());
+    let holder = one.holder.clone().unwrap_or_else(|| "-".to_owned());
+    let of_job = one.id.as_ref().map_or_else(String::new, |id| format!("@{id}"));
+    let (kind, project, state) = (one.kind, &one.project, format!("{}: {}", one.state, one.message));
+    vec![kind.to_string(), holder, format!("{project}{of_job}"), path, state]
 }
 
 fn format_usage(agent: &AgentInfo) -> String {
@@ -278,6 +295,13 @@ mod tests {
                 )
                 .expect("a publication"),
             ],
+            volumes: vec![
+                serde_json::from_str(
+                    r#"{"key": "csi-2", "kind": "checkpoints", "project": "llama", "id": "3f1c9a2b", "tenant": "a",
+                    "holder": "pod b", "state": "saving", "message": "1 of 2 checkpoints saved"}"#,
+                )
+                .expect("a volume"),
+            ],
             agents: vec![AgentInfo {
                 version: "1".into(),
                 pid: 7,
@@ -295,6 +319,8 @@ MOUNTPOINT  SOURCE    FILES    SIZE  LOCAL  FETCHED  STATE
 /mnt/q      s3://b/q      -       -      -        -  dead
 PUBLICATION  FOR    SOURCE    PATH     STATE
 csi-1        pod a  s3://b/p  /pods/a  published
+VOLUME       FOR    PROJECT         PATH  STATE
+checkpoints  pod b  llama@3f1c9a2b  -     saving: 1 of 2 checkpoints saved
 cache /c: 450 B used of 2.0 kB; disk: 9.0 kB free, 100 B reserved
 ";
         assert_eq!(format_report(&report), text);

@@ -165,6 +165,8 @@ fn volumes(api: &mut OpenApi, agent: &AgentProcess, targets: &Path) {
     fs::write(target.join("file"), "written").expect("a directory to write to");
     api.ask(agent, "GET", route, "one", "");
     api.ask(agent, "GET", "/v1/volumes", "", "");
+    let status = api.ask(agent, "GET", "/v1/status", "", "").json();
+    assert_eq!(status["volumes"][0]["key"], "one");
     request["project"] = json!("q");
     api.fails(agent, ("PUT", route, "one"), &request.to_string(), 409);
     api.fails(agent, ("PUT", route, "other"), &request.to_string(), 409);

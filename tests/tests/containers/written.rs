@@ -112,6 +112,9 @@ fn written_volume_is_a_job_of_its_own_from_the_first_mount_to_the_last_unmount()
     assert_eq!((plugin.job().as_str(), plugin.volumes()), ("", 0));
     let path = plugin.mount(DOCKER, "0a1b2c3d4e5f00000000");
     assert_eq!(plugin.job(), "bt://llama@0a1b2c3d");
+    let cache = plugin.machine.cache().to_str().unwrap();
+    let status = plugin.machine.run(&["status", "--cache-dir", cache]).succeeds();
+    assert!(status.contains("docker volume volume  llama@0a1b2c3d"), "{status}");
     write(&path, "one", "1");
     assert_eq!(plugin.mount(DOCKER, "ffffffffffff00000000"), path, "containers share it");
     plugin.succeed("Unmount", DOCKER, "0a1b2c3d4e5f00000000");

@@ -24,17 +24,22 @@ struct WritingNode(KubernetesNode);
 
 impl WritingNode {
     fn new() -> Self {
-        Self::with(ALLOWED)
+        Self::with(ALLOWED, "")
     }
 
-    fn with(allowed: &str) -> Self {
-        let node = KubernetesNode::with_config(CALL_DEADLINE, &Self::more(allowed));
+    fn with(allowed: &str, more: &str) -> Self {
+        let node = KubernetesNode::with_config(CALL_DEADLINE, &(Self::more(allowed) + more));
         fs::create_dir(node.env.bucket().with_file_name("mirror")).unwrap();
         Self(node)
     }
 
     fn more(allowed: &str) -> String {
         format!("{allowed}[mirror]\nurl = \"s3://mirror\"\n")
+    }
+
+    /// Whether anything is in the mirror.
+    fn has_saved(&self) -> bool {
+        bdnfs_tests::tree::total_bytes(&self.0.env.bucket().with_file_name("mirror")) > 0
     }
 
     fn crash_agent(&mut self) {
@@ -205,7 +210,7 @@ fn checkpoints_that_a_reboot_ended_are_saved_as_sealed_and_no_pod_gets_the_rest(
 
 #[test]
 fn volume_to_write_to_that_cannot_be_is_refused_by_name_and_leaves_nothing() {
-    let node = WritingNode::with("");
+    let node = WritingNode::with("", "");
     let refused = |volume: &PodVolume, code: Code, words: &str| {
         let error = node.0.kubelet.publish(volume).unwrap_err();
         assert!(error.code() == code && error.message().contains(words), "{error:?}");
@@ -261,12 +266,10 @@ fn project_cache_is_one_directory_for_its_pods_and_saved_after_the_last() {
     assert!(removed.code != Some(0) && removed.err.contains("in use"), "{removed:?}");
     node.0.kubelet.unpublish(&one).unwrap();
     eventually("the first has ended", || node.volumes().len() == 1);
-    let mirror = node.0.env.bucket().with_file_name("mirror");
-    let is_saved = || bdnfs_tests::tree::total_bytes(&mirror) > 0;
-    assert!(!is_saved(), "the other pod uses it");
+    assert!(!node.has_saved(), "the other pod uses it");
     node.0.kubelet.unpublish(&other).unwrap();
     node.await_end();
-    assert!(is_saved());
+    assert!(node.has_saved());
     let home = node.0.env.machine.volumes().join("default/caches/project/llama");
     assert_eq!(fs::read_to_string(home.join("tree/pip/file")).unwrap(), "cached");
     // On a node that lost it, a pod begins with what is saved.
@@ -278,4 +281,16 @@ fn project_cache_is_one_directory_for_its_pods_and_saved_after_the_last() {
     node.await_end();
     project("rm").succeeds();
     assert!(!home.exists());
+}
+
+#[test]
+fn project_cache_is_saved_while_a_pod_uses_it() {
+    let node = WritingNode::with(ALLOWED, "[volumes]\nsave_interval = \"2s\"\n");
+    let volume = PodVolume::inline(POD, &[("projectCache", "llama")]);
+    node.0.kubelet.mount(&volume);
+    write(&node.0.kubelet.target(&volume), "pip/file", "cached");
+    eventually("it is saved", || node.has_saved());
+    assert_eq!(node.volumes()[0]["state"], "published");
+    node.0.kubelet.unpublish(&volume).unwrap();
+    node.await_end();
 }
