@@ -16,6 +16,7 @@
 //! each block is verified again before it is used ([`presence`]). What has no lease is evicted, least recently used first
 //! ([`eviction`]). All functions here block on the local disk: call them off the async threads.
 
+mod adoption;
 pub mod commit;
 pub mod direct_io;
 pub mod directory;

@@ -215,6 +215,14 @@ impl Layout {
         opened.map_err(|e| self.fault("make", key, e))
     }
 
+    /// Makes the directory that the files of `key` lie in, where it is missing.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn create_shard(&self, key: &Key) -> Result<()> {
+        self.blobs.subdirectory(shard(key)).map(drop).map_err(|e| self.fault("make", key, e))
+    }
+
     /// The metadata of one of a blob's files; `None` when it is not there.
     pub fn stat(&self, key: &Key, form: BlobFile) -> Option<Stat> {
         rustix::fs::statat(self.blobs(), Self::name(key, form), AtFlags::SYMLINK_NOFOLLOW).ok()

@@ -74,6 +74,18 @@ impl TenantSpace {
         Ok(reservation)
     }
 
+    /// Counts `bytes` that are on the disk already, evicting for them where the limits of the cache and the tenant need it.
+    ///
+    /// # Errors
+    /// [`Kind::NoSpace`](crate::error::Kind::NoSpace), when they are not counted.
+    pub fn add(&self, bytes: u64) -> Result<()> {
+        let bytes = on_disk(bytes);
+        self.partition.reserve(bytes);
+        // The free space of the disk has shrunk by them already.
+        self.partition.end_reservation(bytes, true);
+        self.evictor.make_room(&self.partition, 0).inspect_err(|_| self.partition.subtract(bytes))
+    }
+
     /// Leases all of `groups`, if they fit beside all other leases; else none.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ use crate::mirror::catalog::Ref;
 use crate::snapshot::Snapshot;
 use crate::tier::Tier;
 use crate::tier::lazy_origin::{LazyOrigin, OriginOpener};
+use crate::volume::SealedUnit;
 
 use super::Engine;
 
@@ -31,5 +32,15 @@ impl Engine {
         let shared = (self.resources.clone(), self.contents.clone());
         let snapshot = Snapshot::new(found.manifest, manifest, Default::default(), shared, ladder);
         Ok(Arc::new(snapshot.with_announcements(self.announcements())))
+    }
+
+    /// Leases `snapshot`, and moves those files of `unit` into the cache that are whole blobs of it, as
+    /// [`move_into`](SealedUnit::move_into) has it. Touches the local disk.
+    ///
+    /// # Errors
+    /// Those of [`Snapshot::admit`] and of [`move_into`](SealedUnit::move_into).
+    pub fn take_files(&self, snapshot: &Snapshot, unit: &SealedUnit) -> Result<u64> {
+        snapshot.admit()?;
+        unit.move_into(&self.resources.cache, snapshot.manifest())
     }
 }

@@ -2,22 +2,27 @@
 //! from the mirror.
 //!
 //! ```text
-//!   volume of the job ── moved ──> trash, locked ── stage: read, verified by the manifest ──> cache;  then the trash is emptied
+//!   volume of the job ── moved ──> trash, locked ──┬─ renamed: files of a block and more, on one disk ──┐
+//!                                                  └─ copied: all others ───────────────────────────────┴─> stage ──> cache
 //! ```
 //!
-//! The files are copied: one that is linked or renamed into the cache might still be written by whoever has it open.
+//! The stage verifies every block by the manifest in the mirror. No file gets into the cache that somebody might still write to: it has one
+//! name, and nobody has it open for writing.
 
 use std::cmp::Reverse;
 use std::fs::File;
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bdnfs::checkpoint::{CheckpointId, LOOSE};
-use bdnfs::error::{Error, Kind, Result};
+use bdnfs::error::{Kind, Result};
 use bdnfs::task::blocking;
 use bdnfs::tier::Origin;
 use bdnfs::tier::lazy_origin::OriginOpener;
-use bdnfs::volume::{Scan, Seal, SealOutcome, SealedOrigin, VolumeDirectory, ignore_lease_signal};
+use bdnfs::volume::{
+    Scan, Seal, SealOutcome, SealedOrigin, SealedUnit, VolumeDirectory, ignore_lease_signal,
+};
 use futures_util::FutureExt;
 use tokio::time::timeout;
 
@@ -27,7 +32,7 @@ use crate::mirror;
 use crate::saver;
 use crate::volumes::JobVolume;
 
-/// How long the end of a job waits for the copy; the rest of a larger one follows.
+/// How long the end of a job waits for that; what is left follows.
 const CACHING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The checkpoints of a volume that are in the mirror as they are there, the newest first.
@@ -52,26 +57,17 @@ impl SavedUnits {
         seals.sort_by_key(|seal| Reverse(seal.written()));
         Ok(Self { directory, seals })
     }
-
-    /// Opens the unit `seal` as the origin `name`, of which so many bytes a second are read at most.
-    fn opener(&self, seal: Seal, name: String, rate: Option<u64>) -> OriginOpener {
-        let directory = Arc::clone(&self.directory);
-        Box::new(move || {
-            let (seal, name, directory) = (seal.clone(), name.clone(), Arc::clone(&directory));
-            let open = move || match seal.apply(&directory)? {
-                SealOutcome::Sealed(unit) => {
-                    Ok(Arc::new(SealedOrigin::new(name, Arc::new(unit), rate)) as Arc<dyn Origin>)
-                }
-                _ => Err(Error::new(Kind::Changed, format!("{name} was written to after it was saved"))),
-            };
-            blocking(open).boxed()
-        })
-    }
 }
 
-/// Copies what a job has saved into the cache, from its `volume` in the trash, which `lock` keeps there; then that is removed. Returns
+/// Opens `unit` as the origin `name`, of which so many bytes a second are read at most.
+fn opener(unit: &Arc<SealedUnit>, name: String, rate: Option<u64>) -> OriginOpener {
+    let origin: Arc<dyn Origin> = Arc::new(SealedOrigin::new(name, Arc::clone(unit), rate));
+    Box::new(move || ready(Ok(Arc::clone(&origin))).boxed())
+}
+
+/// Brings what a job has saved into the cache, from its `volume` in the trash, which `lock` keeps there; then that is removed. Returns
 /// after a moment at the latest, and the rest follows.
-pub async fn copy(run: &JobRun, saved: SavedUnits, volume: JobVolume, lock: File) {
+pub async fn bring(run: &JobRun, saved: SavedUnits, volume: JobVolume, lock: File) {
     let run = run.clone();
     let work = async move {
         // What it leases comes back by itself: a job that needs the room waits for it.
@@ -86,7 +82,7 @@ pub async fn copy(run: &JobRun, saved: SavedUnits, volume: JobVolume, lock: File
 }
 
 /// Stages the latest checkpoint, and as many others as there is room for without evicting anything.
-async fn stage_all(run: &JobRun, mut saved: SavedUnits) -> Result<()> {
+async fn stage_all(run: &JobRun, saved: SavedUnits) -> Result<()> {
     ignore_lease_signal();
     let open = {
         let run = run.clone();
@@ -99,23 +95,29 @@ async fn stage_all(run: &JobRun, mut saved: SavedUnits) -> Result<()> {
     let (mirror, engine) = blocking(open).await?;
     let (training, rate) = (&run.job.request().training, run.queue.volumes.config().upload_rate);
     let mut is_latest_next = true;
-    for seal in std::mem::take(&mut saved.seals) {
+    for seal in saved.seals {
         // Jobs resume from loose files only where there is nothing else.
         let is_latest = seal.unit != LOOSE && std::mem::take(&mut is_latest_next);
         if !is_latest && engine.usage().spare() < seal.bytes() {
             continue;
         }
-        let (unit, project) = (seal.unit.clone(), training.project());
-        let id = CheckpointId::new(project, training.id(), &unit, training.rank)?;
+        let (name, project) = (seal.unit.clone(), training.project());
+        let id = CheckpointId::new(project, training.id(), &name, training.rank)?;
         let found = match mirror.checkpoint_ref(&id).await {
             // Removed in favour of newer ones.
             Err(error) if error.kind() == Kind::NotFound => continue,
             found => found?,
         };
-        let open = saved.opener(seal, id.to_string(), rate);
-        engine.mirrored_from_files(&mirror, &found, open).await?.stage().done().await?;
+        let directory = Arc::clone(&saved.directory);
+        let SealOutcome::Sealed(unit) = blocking(move || seal.apply(&directory)).await? else { continue };
+        let unit = Arc::new(unit);
+        let open = opener(&unit, id.to_string(), rate);
+        let snapshot = engine.mirrored_from_files(&mirror, &found, open).await?;
+        let (taking, taken_by) = (Arc::clone(&snapshot), engine.clone());
+        blocking(move || taken_by.take_files(&taking, &unit)).await?;
+        snapshot.stage().done().await?;
         if !run.job.has_ended() {
-            run.job.note(format!("{unit} is in the cache of this node"));
+            run.job.note(format!("{name} is in the cache of this node"));
         }
     }
     Ok(())

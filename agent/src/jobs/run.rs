@@ -247,7 +247,7 @@ impl JobRun {
             }
         });
         if let Ok(Some((saved, volume, lock))) = retired.await {
-            cached_checkpoints::copy(self, saved, volume, lock).await;
+            cached_checkpoints::bring(self, saved, volume, lock).await;
         }
     }
 

@@ -1,6 +1,7 @@
 //! Jobs that resume from what others have saved.
 
 use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -9,7 +10,7 @@ use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::{eventually, wait_for_exit};
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
-use bdnfs_tests::tree::write_file;
+use bdnfs_tests::tree::{regular_files, write_file};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -165,7 +166,7 @@ fn saved_and_resumed(saving: &SavingMachine) -> (Value, Value) {
     let number = saving.submit(
         "first",
         "mkdir $BT_CHECKPOINT_DIR/step-1 && cd $BT_CHECKPOINT_DIR/step-1 && head -c 5000000 /dev/urandom > model && \
-         head -c 300000 /dev/urandom > optimizer && echo {} > config.json",
+         head -c 300000 /dev/urandom > optimizer && echo {} > config.json && stat -c %i model",
     );
     let first = saving.ended(&number);
     assert_eq!(first["state"], "TRAINING_JOB_COMPLETED", "{first}");
@@ -191,6 +192,10 @@ fn job_resuming_on_the_node_that_wrote_the_checkpoint_reads_nothing_from_the_mir
     let total = &second["report"]["total"];
     assert_eq!((&total["mirror"], &total["cache"]), (&0.into(), &5_300_003.into()), "{second}");
     assert_eq!(second["report"]["verdict"], "node-local hit", "{second}");
+    let log = job(&saving.machine, &["logs", &first["id"].to_string()]).succeeds();
+    let inode: u64 = log.trim().parse().unwrap();
+    let blobs = regular_files(&saving.machine.cache().join("tenants/default/blobs"));
+    assert!(blobs.iter().any(|(_, found)| found.ino() == inode), "the large file was not copied");
     let cached = "step-1 is in the cache of this node";
     assert!(events(&first).iter().any(|event| event == cached), "{first}");
     let trash = saving.machine.volumes().join("default/trash");
