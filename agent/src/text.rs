@@ -5,6 +5,7 @@ use std::error::Error;
 use bdnfs::manifest::ListingNotes;
 use bdnfs::mirroring::MirrorOutcome;
 use bytesize::ByteSize;
+use chrono::TimeDelta;
 
 /// How many digits of a snapshot's id are shown: they distinguish snapshots.
 const SHORT_ID_LEN: usize = 12;
@@ -25,6 +26,16 @@ pub fn count(number: u64, one: &str) -> String {
         (1, _) => format!("1 {one}"),
         (_, Some(stem)) => format!("{number} {stem}ies"),
         _ => format!("{number} {one}s"),
+    }
+}
+
+/// A time span, in its largest unit: `45 s`, `12 min`, `3 h`, `5 d`.
+pub fn age(span: TimeDelta) -> String {
+    match span.num_seconds().max(0) {
+        seconds @ 0..60 => format!("{seconds} s"),
+        seconds @ 60..3600 => format!("{} min", seconds / 60),
+        seconds @ 3600..172_800 => format!("{} h", seconds / 3600),
+        seconds => format!("{} d", seconds / 86_400),
     }
 }
 

@@ -28,6 +28,8 @@ pub(super) enum ObjectKind {
     Refs,
     /// The index of saved checkpoints.
     Checkpoints,
+    /// The reports of nodes on their homes of training caches.
+    Homes,
     /// Content whose digest is not known yet.
     Uploads,
     /// The journals of unfinished uploads.
@@ -46,6 +48,7 @@ impl ObjectKind {
             Self::Manifests => "manifests",
             Self::Refs => "refs",
             Self::Checkpoints => "checkpoints",
+            Self::Homes => "homes",
             Self::Uploads => "uploads",
             Self::Drafts => "drafts",
             Self::Leases => "leases",

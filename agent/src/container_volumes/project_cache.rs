@@ -38,14 +38,15 @@ pub async fn begin(volumes: &Arc<ContainerVolumes>, tenant: &str, home: &CacheHo
         let lock = locked(home, CacheHome::try_sync_lock).await?;
         let mirror = open_mirror(volumes, tenant, home).await;
         let is_saved = !matches!(mirror, Ok(None));
-        let brought = match mirror {
-            Ok(Some(mirror)) => {
-                let sync = CacheSync::new(home.clone(), mirror, Arc::new(lock));
-                on_own_thread(move || async move { sync.bring(&DownloadProgress::default()).await })
-                    .await
-                    .map(drop)
+        let mirror =
+            mirror.map(|mirror| mirror.map(|mirror| CacheSync::new(home.clone(), mirror, Arc::new(lock))));
+        let (sync, brought) = match mirror {
+            Ok(Some(sync)) => {
+                let own = sync.clone();
+                let bring = move || async move { own.bring(&DownloadProgress::default()).await };
+                (Some(sync), on_own_thread(bring).await.map(drop))
             }
-            opened => opened.map(drop),
+            opened => (None, opened.map(drop)),
         };
         if let Err(error) = brought {
             tracing::warn!("{home} is as this node has it: {error}");
@@ -53,6 +54,11 @@ pub async fn begin(volumes: &Arc<ContainerVolumes>, tenant: &str, home: &CacheHo
         let own = home.clone();
         if !blocking(move || own.begin_use(is_saved.then(boot_id).transpose()?)).await? {
             tracing::warn!("{home} will not be saved: the node restarted while it was written");
+        }
+        if let Some(sync) = sync
+            && let Err(error) = on_own_thread(move || async move { sync.report(true).await }).await
+        {
+            tracing::warn!("other nodes are not told that {home} may have unsaved changes: {error}");
         }
     }
     let home = home.clone();

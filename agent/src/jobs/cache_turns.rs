@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bdnfs::boot;
 use bdnfs::download::DownloadProgress;
-use bdnfs::error::{Kind, Result};
+use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirroring::MirrorProgress;
 use bdnfs::task::{blocking, on_own_thread};
@@ -63,11 +63,16 @@ async fn prepare(run: &JobRun, home: &CacheHome, needs_newest: bool) -> ApiResul
     let lock = locked(home, CacheHome::try_sync_lock, job).await?;
     job_room::make_room(run).await;
     let mirror = open_mirror(run, home).await;
-    let is_to_be_saved = !matches!(mirror, Ok(None));
-    let brought = match mirror {
-        Ok(Some(mirror)) => bring(run, home, mirror, lock).await.map(Some),
-        none => none.map(|_| None),
+    let mirror =
+        mirror.map(|mirror| mirror.map(|mirror| CacheSync::new(home.clone(), mirror, Arc::clone(&lock))));
+    let (sync, brought) = match mirror {
+        Ok(Some(sync)) => {
+            let brought = bring(run, home, &sync, needs_newest).await.map(Some);
+            (Some(sync), brought)
+        }
+        none => (None, none.map(|_| None)),
     };
+    let is_to_be_saved = sync.is_some() || brought.is_err();
     let brought = match brought {
         Err(error) if needs_newest => {
             return Err(error.within(format!("cannot bring the newest state of {home}")).into());
@@ -85,15 +90,31 @@ async fn prepare(run: &JobRun, home: &CacheHome, needs_newest: bool) -> ApiResul
     if !blocking(move || own.begin_use(now)).await? {
         job.note(format!("{home} will not be saved: {}", torn_message(home)));
     }
+    // Of several nodes, only what the first one has will be saved.
+    if let Some(sync) = sync.filter(|_| job.request().training.rank == 0)
+        && let Err(error) = on_own_thread(move || async move { sync.report(true).await }).await
+    {
+        job.note(format!("other nodes are not told that {home} may have unsaved changes here: {error}"));
+    }
     Ok(())
 }
 
 /// Brings what other nodes saved into a home, and makes room for it where the disk is full.
-async fn bring(run: &JobRun, home: &CacheHome, mirror: Mirror, lock: Arc<File>) -> Result<BroughtCache> {
+///
+/// # Errors
+/// Those of [`CacheSync::bring`]; [`Kind::Busy`] where the home needs the newest state, and another node has changes that are not saved.
+async fn bring(run: &JobRun, home: &CacheHome, sync: &CacheSync, needs_newest: bool) -> Result<BroughtCache> {
     let begin = Instant::now();
+    let own = sync.clone();
+    if let Some(unsaved) = on_own_thread(move || async move { own.unsaved_elsewhere().await }).await? {
+        if needs_newest {
+            return Err(Error::new(Kind::Busy, format!("{unsaved}; {}", unsaved_advice(home))));
+        }
+        run.job.note(format!("{home} begins without the newest changes: {unsaved}"));
+    }
     loop {
-        let sync = CacheSync::new(home.clone(), mirror.clone(), Arc::clone(&lock));
-        let bring = move || async move { sync.bring(&DownloadProgress::default()).await };
+        let own = sync.clone();
+        let bring = move || async move { own.bring(&DownloadProgress::default()).await };
         match on_own_thread(bring).await {
             Err(error) if error.kind() == Kind::NoSpace && job_room::evict_home(run).await => {}
             Err(error) => return Err(error),
@@ -103,6 +124,15 @@ async fn bring(run: &JobRun, home: &CacheHome, mirror: Mirror, lock: Arc<File>) 
             }
         }
     }
+}
+
+/// What to do where another node has changes that are not saved.
+fn unsaved_advice(home: &CacheHome) -> String {
+    let name = format!("{}{}", home.scope().option(), home.name().escape_debug());
+    format!(
+        "wait for its jobs, save it there with `bdnfs project save {name}`, give up a node that is gone with `bdnfs project forget \
+         {name}`, or set require_cache_affinity to false"
+    )
 }
 
 /// Saves the homes of a job's caches that no other job on this node uses. What can't be saved stays here, and an event says so.

@@ -70,6 +70,7 @@ pub struct CacheHome {
     name: String,
     path: PathBuf,
     trash: PathBuf,
+    volumes: PathBuf,
 }
 
 impl CacheHome {
@@ -77,7 +78,8 @@ impl CacheHome {
     pub fn new(volumes: &Path, tenant: &str, scope: CacheScope, name: &str) -> Self {
         let tenant = volumes.join(tenant);
         let path = tenant.join(CACHES_DIRECTORY).join(scope.word()).join(encode(name));
-        Self { scope, name: name.into(), path, trash: tenant.join(TRASH_DIRECTORY) }
+        let (trash, volumes) = (tenant.join(TRASH_DIRECTORY), volumes.to_owned());
+        Self { scope, name: name.into(), path, trash, volumes }
     }
 
     /// The homes of a tenant in the directory of all volumes: those of projects first, by their names. Touches the local disk.
@@ -211,6 +213,11 @@ impl CacheHome {
     /// Makes the directory that jobs see, for its owner alone.
     pub(super) fn create_tree(&self) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(self.tree())
+    }
+
+    /// The directory of all volumes.
+    pub(super) fn volumes(&self) -> &Path {
+        &self.volumes
     }
 
     /// The trash of its tenant.

@@ -9,6 +9,7 @@
 //! where nothing is to be brought, with the files that no job writes. The file `sync.json` beside the tree says with which snapshot it
 //! was last the same, and since when what was done to a file counts as a change.
 
+mod home_report;
 mod sync_state;
 #[cfg(test)]
 mod tests;
@@ -45,7 +46,7 @@ const INCOMING_DIRECTORY: &str = "incoming";
 const SAVE_ATTEMPTS: u32 = 5;
 
 /// The sync of a home with its mirror, under the home's sync lock.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct CacheSync {
     home: CacheHome,
     mirror: Mirror,
@@ -182,7 +183,11 @@ impl CacheSync {
             let brought = self.bring(&DownloadProgress::default()).await?;
             match self.publish(brought, None, config, progress).await {
                 Err(error) if error.kind() == Kind::Busy && attempt < SAVE_ATTEMPTS => attempt += 1,
-                saved => return saved,
+                saved => {
+                    let saved = saved?;
+                    self.report(false).await?;
+                    return Ok(saved);
+                }
             }
         }
     }
@@ -218,7 +223,11 @@ impl CacheSync {
             match self.publish(brought, Some(InUse { bytes_per_second }), config, progress).await {
                 Err(error) if error.kind() == Kind::Busy => return Ok(None),
                 Err(error) if error.kind() == Kind::Changed && attempt < SAVE_ATTEMPTS => attempt += 1,
-                saved => return saved.map(Some),
+                saved => {
+                    let saved = saved?;
+                    self.report(true).await?;
+                    return Ok(Some(saved));
+                }
             }
         }
     }
@@ -298,6 +307,11 @@ impl CacheHome {
         self.write_sync_state(&SyncState { manifest, since, ..self.sync_state()? })
     }
 
+    /// Notes that there is nothing to save but what comes at `unsaved_since` or later.
+    fn note_unchanged(&self, state: SyncState, unsaved_since: Option<i64>) -> Result<()> {
+        self.write_sync_state(&SyncState { unsaved_since, ..state })
+    }
+
     /// The changes to the home since the snapshot of the manifest `former`; `None` where there are none.
     fn changes(&self, former: Option<&Manifest>, in_use: Option<InUse>) -> Result<Option<ChangedHome>> {
         let (state, since) = (self.sync_state()?, self.time()?);
@@ -307,12 +321,12 @@ impl CacheHome {
         let tree = scan.tree(if former.is_some() { state.since } else { 0 });
         let mut paths = base.keys().chain(tree.keys());
         if former.is_some() && !paths.any(|path| is_changed(base.get(path), tree.get(path))) {
-            let unsaved_since = in_use.map(|_| since);
-            self.write_sync_state(&SyncState { unsaved_since, ..state })?;
+            self.note_unchanged(state, in_use.map(|_| since))?;
             return Ok(None);
         }
         // A snapshot has files: of a home that was emptied, the last one stays until there is one again.
         if scan.files.is_empty() {
+            self.note_unchanged(state, in_use.map(|_| since))?;
             return Ok(None);
         }
         let files = former.map_or(Ok(FormerFiles::new()), |former| former_files(former, &base))?;

@@ -76,8 +76,8 @@ impl CacheHome {
             return Ok(None);
         }
         let scan = VolumeDirectory::open(&self.tree())?.walk()?;
-        // Changed by no job, such as by hand, or of a kind that can't be saved.
-        if scan.is_touched_since(state.since) || !scan.skipped.is_empty() {
+        // Changed by no job, such as by hand, of a kind that can't be saved, or emptied, which is saved with the next file.
+        if scan.is_touched_since(state.since) || !scan.skipped.is_empty() || scan.files.is_empty() {
             return Ok(None);
         }
         let bytes = occupied(&self.tree());

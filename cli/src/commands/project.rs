@@ -13,9 +13,11 @@ use crate::access::AccessArgs;
 use crate::mirror::MirrorArgs;
 use crate::runtime;
 
+mod forget;
 mod ls;
 mod rm;
 mod save;
+mod show;
 mod summarize;
 
 /// The arguments of `bdnfs project`.
@@ -32,8 +34,12 @@ enum ProjectCommand {
     Ls(ls::ProjectListArgs),
     /// Show what a cache holds
     Summarize(summarize::ProjectSummarizeArgs),
+    /// Show on which nodes a cache lies, and what of it is saved
+    Show(show::ProjectShowArgs),
     /// Save a cache in a mirror
     Save(save::ProjectSaveArgs),
+    /// Give up the unsaved changes of a node that is gone
+    Forget(forget::ProjectForgetArgs),
     /// Remove a cache from this node, and what a mirror has of it
     Rm(rm::ProjectRemoveArgs),
 }
@@ -125,6 +131,8 @@ pub fn run(args: ProjectCommandArgs) -> Result<()> {
     match args.command {
         ProjectCommand::Ls(args) => ls::run(&args),
         ProjectCommand::Summarize(args) => summarize::run(&args),
+        ProjectCommand::Show(args) => runtime::block_on_threads(show::run(args)),
+        ProjectCommand::Forget(args) => runtime::block_on_threads(forget::run(args)),
         ProjectCommand::Save(args) => runtime::block_on_threads(save::run(args)),
         ProjectCommand::Rm(args) => runtime::block_on_threads(rm::run(args)),
     }

@@ -26,16 +26,21 @@ impl SavingNodes {
 
     /// Runs a job of the project `p` with a training cache on `machine`, and answers with its status.
     fn run(&self, machine: &Machine, command: &str) -> Value {
-        self.try_run(machine, &[], command).unwrap()
+        self.try_run(machine, &cached(machine, command)).unwrap()
     }
 
-    /// As [`run`](Self::run), with more arguments; what it printed where it failed.
-    fn try_run(&self, machine: &Machine, more: &[&str], command: &str) -> Result<Value, String> {
-        let file = cached(machine, command);
+    /// As [`run`](Self::run), with whatever state the cache is in.
+    fn run_anyway(&self, machine: &Machine, command: &str) -> Value {
+        let file = cached_with(machine, &json!({"require_cache_affinity": false}), command);
+        self.try_run(machine, &file).unwrap()
+    }
+
+    /// Runs the job `file` of the project `p`; what it printed where it failed.
+    fn try_run(&self, machine: &Machine, file: &Path) -> Result<Value, String> {
         let (cache, mirror) = (machine.cache().to_owned(), self.mirror());
         let words =
             ["run", "--json", "--project", "p", "--cache-dir", text(&cache), "--mirror", text(&mirror)];
-        let output = job(machine, &[&words[..], more, &[text(&file)]].concat());
+        let output = job(machine, &[&words[..], &[text(file)]].concat());
         match output.code {
             Some(0) => Ok(serde_json::from_str(output.out.lines().last().unwrap()).unwrap()),
             _ => Err(output.err + &output.out),
@@ -45,8 +50,14 @@ impl SavingNodes {
 
 /// A job with a training cache below a directory of the machine's own.
 fn cached(machine: &Machine, command: &str) -> PathBuf {
+    cached_with(machine, &json!({}), command)
+}
+
+/// As [`cached`], with more in its `cache_config`.
+fn cached_with(machine: &Machine, config: &Value, command: &str) -> PathBuf {
     let base = machine.directory("base");
-    let cache = json!({"enabled": true, "mount_base_path": base});
+    let mut cache = json!({"enabled": true, "mount_base_path": base});
+    cache.as_object_mut().unwrap().extend(config.as_object().unwrap().clone());
     let runtime = json!({"start_commands": [command], "cache_config": cache});
     let body = json!({"image": {"base_image": "x"}, "runtime": runtime, "weights": []});
     spec(machine, "job.json", &body.to_string())
@@ -121,12 +132,13 @@ fn training_cache_changed_on_two_nodes_is_merged_and_conflicts_are_reported() {
     );
     fs::remove_file(&mirror).unwrap();
     fs::rename(&away, &mirror).unwrap();
-    nodes.run(&nodes.one, "cd $BT_PROJECT_CACHE_DIR && echo one > both && rm gone && echo one > mine");
+    nodes.run_anyway(&nodes.one, "cd $BT_PROJECT_CACHE_DIR && echo one > both && rm gone && echo one > mine");
 
     let saved = nodes.other.run(&["project", "save", "p", "--mirror", text(&mirror), "--json"]).succeeds();
     let saved: Value = serde_json::from_str(&saved).unwrap();
     assert_eq!((&saved["changed"], &saved["conflicts"]), (&json!(true), &json!(["both"])), "{saved}");
-    let status = nodes.run(&nodes.one, "true");
+    // The cache of the team could not be saved either.
+    let status = nodes.run_anyway(&nodes.one, "true");
     assert!(has_event(&status, "brought the cache of the project p"), "{status}");
     for node in [&nodes.one, &nodes.other] {
         let found = ["both", "theirs", "mine", "gone", "kept"].map(|path| read(node, path));
@@ -188,7 +200,7 @@ fn training_cache_is_saved_while_a_job_runs_and_no_job_waits_for_that() {
         status(&last)
     );
     let look = "[ $(cat $BT_PROJECT_CACHE_DIR/first) = first ] && [ ! -e $BT_PROJECT_CACHE_DIR/open ]";
-    nodes.run(&nodes.other, look);
+    nodes.run_anyway(&nodes.other, look);
 
     // As while a save is under way, however long that takes.
     let save = fs::File::open(tree(machine).with_file_name("sync.lock")).unwrap();
@@ -236,10 +248,97 @@ fn job_with_cache_affinity_fails_where_the_newest_training_cache_cannot_be_fetch
     let found = manifests(&nodes.mirror());
     assert!(!found.is_empty());
     found.iter().for_each(|path| fs::remove_file(path).unwrap());
-    let output = nodes.try_run(&nodes.other, &[], "true").unwrap_err();
+    let output = nodes.try_run(&nodes.other, &cached(&nodes.other, "true")).unwrap_err();
     assert!(output.contains("cannot bring the newest state of the cache of the project p"), "{output}");
     let states = [nodes.other.volumes().join("default/caches/project/p/tree/file")];
     assert!(states.iter().all(|path| !path.exists()));
+}
+
+#[test]
+fn job_with_cache_affinity_fails_while_another_node_has_unsaved_changes() {
+    let nodes = SavingNodes::new();
+    let (mirror, flag) = (nodes.mirror(), nodes.one.directory("flag"));
+    nodes.run(&nodes.other, "echo first > $BT_PROJECT_CACHE_DIR/file");
+    let show = || -> Value {
+        let words = ["project", "show", "p", "--mirror", text(&mirror), "--json"];
+        serde_json::from_str(&nodes.one.run(&words).succeeds()).unwrap()
+    };
+    let shown = show();
+    assert_eq!(
+        (&shown["saved"]["files"], shown["nodes"].as_array().unwrap().len()),
+        (&json!(1), 1),
+        "{shown}"
+    );
+    let [node] = &shown["nodes"].as_array().unwrap()[..] else { panic!("{shown}") };
+    let expected = json!([false, true, null, false]);
+    assert_eq!(
+        json!([node["this"], node["newest"], node["unsaved_since"], node["in_use"]]),
+        expected,
+        "{shown}"
+    );
+
+    let agent = nodes.one.agent(&format!("[mirror]\nurl = \"file://{}\"\n", mirror.display()));
+    let wait = format!(
+        "echo second > $BT_PROJECT_CACHE_DIR/file && touch {0}/runs; while [ ! -e {0}/go ]; do sleep 0.05; done",
+        text(&flag)
+    );
+    let writer = submitted(&nodes.one, &["--project", "p", text(&cached(&nodes.one, &wait))]);
+    eventually("it runs", || flag.join("runs").exists());
+    let shown = show();
+    let one = shown["nodes"].as_array().unwrap().iter().find(|node| node["this"] == true).unwrap().clone();
+    assert!(one["unsaved_since"].is_string() && one["in_use"] == true, "{shown}");
+    let output = nodes.try_run(&nodes.other, &cached(&nodes.other, "true")).unwrap_err();
+    let host = one["host"].as_str().unwrap();
+    assert!(
+        output.contains(&format!("the node {host} has changes that are not saved, the first "))
+            && output.contains(" s old (a job used it there "),
+        "{output}"
+    );
+    let status = nodes.run_anyway(&nodes.other, "[ $(cat $BT_PROJECT_CACHE_DIR/file) = first ]");
+    assert!(has_event(&status, "the cache of the project p begins without the newest changes"), "{status}");
+    fs::write(flag.join("go"), "").unwrap();
+    job(&nodes.one, &["wait", &writer]).succeeds();
+    agent.stop();
+    assert!(
+        show()["nodes"].as_array().unwrap().iter().all(|node| node["unsaved_since"].is_null()),
+        "{}",
+        show()
+    );
+    nodes.run(&nodes.other, "[ $(cat $BT_PROJECT_CACHE_DIR/file) = second ]");
+}
+
+#[test]
+fn project_forget_gives_up_the_unsaved_changes_of_a_node_that_is_gone() {
+    let nodes = SavingNodes::new();
+    let (mirror, away) = (nodes.mirror(), nodes.mirror().with_extension("away"));
+    nodes.run(&nodes.other, "echo first > $BT_PROJECT_CACHE_DIR/file");
+    // The mirror is away at its end, so that nothing is saved.
+    let command = format!(
+        "echo second > $BT_PROJECT_CACHE_DIR/file && mv {0} {1} && touch {0}",
+        text(&mirror),
+        text(&away)
+    );
+    nodes.run(&nodes.other, &command);
+    fs::remove_file(&mirror).unwrap();
+    fs::rename(&away, &mirror).unwrap();
+    let file = cached(&nodes.one, "[ $(cat $BT_PROJECT_CACHE_DIR/file) = first ]");
+    nodes.try_run(&nodes.one, &file).unwrap_err();
+    let shown = nodes.one.run(&["project", "show", "p", "--mirror", text(&mirror), "--json"]).succeeds();
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    // What could not begin here has nothing to save.
+    let gone = shown["nodes"].as_array().unwrap().iter().find(|node| node["this"] == false).unwrap();
+    let forget = |node: &str, more: &[&str]| {
+        let words = ["project", "forget", "p", "--node", node, "--mirror", text(&mirror)];
+        nodes.one.run(&[&words[..], more].concat())
+    };
+    forget("nobody", &[]).fails(&["no node nobody has reported on the cache of the project p"]);
+    for team in [false, true] {
+        let (name, more) = if team { ("default", &["--team"][..]) } else { ("p", &[][..]) };
+        let words =
+            ["project", "forget", name, "--node", gone["node"].as_str().unwrap(), "--mirror", text(&mirror)];
+        nodes.one.run(&[&words[..], more].concat()).succeeds();
+    }
+    nodes.try_run(&nodes.one, &file).unwrap();
 }
 
 /// The manifests in a mirror.

@@ -55,8 +55,14 @@ pub async fn run(args: ProjectRemoveArgs) -> Result<()> {
     if home.exists() {
         home.remove()?;
     }
-    if let Some(mirror) = mirror.filter(|_| is_saved) {
-        mirror.remove(&home.key()).await?;
+    if let Some(mirror) = mirror {
+        if is_saved {
+            mirror.remove(&home.key()).await?;
+        }
+        // What other nodes have of it is removed there before their next job.
+        for report in mirror.home_reports(&home.key()).await? {
+            mirror.remove_home_report(&home.key(), &report.node).await?;
+        }
     }
     home.empty_trash();
     let (name, scope) = (home.name().to_owned(), home.scope().word());

@@ -1,0 +1,117 @@
+//! What nodes tell each other of a cache, in its mirror: where it lies, and what of it is not saved.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::time::SystemTime;
+
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::mirror::homes::HomeReport;
+use chrono::{DateTime, Utc};
+use rustix::rand::GetRandomFlags;
+use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
+
+use super::CacheSync;
+use crate::context::Context;
+use crate::text;
+use crate::volumes::cache_home::CacheHome;
+
+/// The file in the directory of volumes with the identity of the node that they are on.
+const NODE_FILE: &str = "node.json";
+/// The file with the name of the machine (proc_sys_kernel(5)).
+const HOST_NAME_FILE: &str = "/proc/sys/kernel/hostname";
+
+/// The identity of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeIdentity {
+    /// An id that no other node has: 32 hexadecimal digits.
+    pub id: String,
+}
+
+impl NodeIdentity {
+    /// The identity of the node whose volumes lie in the directory `volumes`; chosen when it is first asked for. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`], [`Kind::NoSpace`].
+    pub fn of(volumes: &Path) -> Result<Self> {
+        let path = volumes.join(NODE_FILE);
+        let failed = || format!("cannot write {}", path.display());
+        match fs::read(&path) {
+            Ok(text) => {
+                return serde_json::from_slice(&text).map_err(|e| {
+                    Error::with(Kind::Corrupt, format!("{} is damaged; remove it", path.display()), e)
+                });
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(Error::disk(format!("cannot read {}", path.display()), error)),
+        }
+        let mut random = [0; 16];
+        rustix::rand::getrandom(&mut random, GetRandomFlags::empty()).context("cannot choose an id")?;
+        let chosen = Self { id: format!("{:032x}", u128::from_be_bytes(random)) };
+        let draft = NamedTempFile::new_in(volumes).with_context(failed)?;
+        serde_json::to_writer(&draft, &chosen).map_err(std::io::Error::from).with_context(failed)?;
+        draft.as_file().sync_all().with_context(failed)?;
+        match draft.persist_noclobber(&path) {
+            // Another process was first.
+            Err(error) if error.error.kind() == ErrorKind::AlreadyExists => Self::of(volumes),
+            persisted => persisted.map(|_| chosen).map_err(|error| error.error).with_context(failed),
+        }
+    }
+}
+
+impl CacheHome {
+    /// The report on the home as it is now. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn report(&self, in_use: bool) -> Result<HomeReport> {
+        let (state, node) = (self.sync_state()?, NodeIdentity::of(self.volumes())?);
+        let saved = state.manifest.as_ref().map(|_| DateTime::from_timestamp_nanos(state.since));
+        Ok(HomeReport {
+            node: node.id,
+            host: fs::read_to_string(HOST_NAME_FILE).unwrap_or_default().trim().to_owned(),
+            manifest: state.manifest,
+            saved,
+            unsaved_since: state.unsaved_since.map(DateTime::from_timestamp_nanos),
+            in_use,
+            reported: now(),
+        })
+    }
+}
+
+impl CacheSync {
+    /// Tells other nodes about the home as it is now.
+    ///
+    /// # Errors
+    /// Those of the mirror; [`Kind::Disk`].
+    pub async fn report(&self, in_use: bool) -> Result<()> {
+        let report = self.with_home(move |home| home.report(in_use)).await?;
+        self.mirror.put_home_report(&self.home.key(), &report).await
+    }
+
+    /// What other nodes have of the cache that may not be saved, a line for people; `None` where there is nothing.
+    ///
+    /// # Errors
+    /// Those of the mirror; [`Kind::Disk`].
+    pub async fn unsaved_elsewhere(&self) -> Result<Option<String>> {
+        let own = self.with_home(|home| NodeIdentity::of(home.volumes())).await?;
+        let reports = self.mirror.home_reports(&self.home.key()).await?;
+        let unsaved = reports.iter().filter(|report| report.node != own.id).filter_map(unsaved_message);
+        let unsaved: Vec<_> = unsaved.collect();
+        Ok((!unsaved.is_empty()).then(|| unsaved.join(", ")))
+    }
+}
+
+fn unsaved_message(report: &HomeReport) -> Option<String> {
+    let age = |since: DateTime<Utc>| text::age(now() - since);
+    let (since, host, reported) = (age(report.unsaved_since?), &report.host, age(report.reported));
+    let used = if report.in_use { "used it" } else { "had used it" };
+    Some(format!(
+        "the node {host} has changes that are not saved, the first {since} old (a job {used} there {reported} ago)"
+    ))
+}
+
+fn now() -> DateTime<Utc> {
+    SystemTime::now().into()
+}
