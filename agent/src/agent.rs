@@ -182,6 +182,7 @@ impl Agent {
             tokio::spawn(Arc::clone(&self.publications).watch());
             tokio::spawn(Arc::clone(&self.publications).list_devices());
             tokio::spawn(Arc::clone(&self.volumes).watch());
+            tokio::spawn(Arc::clone(&self.volumes).keep_room());
             if let Some(docker) = &self.docker {
                 tokio::spawn(Arc::clone(docker).watch(restored));
             }

@@ -41,7 +41,7 @@ use crate::publications::PublicationConfig;
 use crate::publications::bind::BindTarget;
 use crate::records::Records;
 use crate::telemetry::scrape::SavingScrape;
-use crate::volumes::Volumes;
+use crate::volumes::{VolumeSpace, Volumes};
 use volume::{ContainerVolume, VolumeDirectory, VolumeRecord};
 
 /// How often it is checked whether a container still has a volume that was ended.
@@ -55,6 +55,7 @@ pub struct ContainerVolumes {
     /// The kinds that any author may ask for.
     inline: Vec<VolumeKind>,
     volumes: Arc<Volumes>,
+    space: VolumeSpace,
     mounts: Arc<MountManager>,
     lifecycle: Arc<Lifecycle>,
     records: Arc<Records<VolumeRecord>>,
@@ -76,8 +77,20 @@ impl ContainerVolumes {
     ) -> Result<Self> {
         let records = Arc::new(Records::<VolumeRecord>::open(&mounts.mounter().cache, "volumes")?);
         let boot = boot::id().context("cannot read /proc/sys/kernel/random/boot_id")?.trim().to_owned();
+        let evictor = mounts.mounter().engine.cache().evictor();
+        let space = VolumeSpace::new(volumes.directory(), &mounts.mounter().cache, evictor);
         let (targets, inline) = (config.targets.clone(), config.inline_volumes.clone());
-        Ok(Self { targets, inline, volumes, mounts, lifecycle, records, boot, table: Mutex::default() })
+        Ok(Self {
+            targets,
+            inline,
+            volumes,
+            space,
+            mounts,
+            lifecycle,
+            records,
+            boot,
+            table: Mutex::default(),
+        })
     }
 
     /// Publishes a volume; it is no error where it is published. Dropping the future does not end it.

@@ -11,6 +11,7 @@ use tokio::time::sleep;
 use super::ContainerVolumes;
 use super::volume::{ContainerVolume, VolumeDirectory, VolumeRecord};
 use crate::publications::bind::BindTarget;
+use crate::volumes::ROOM_INTERVAL;
 
 /// How often targets are compared with the mount table.
 const RECONCILE_INTERVAL: Duration = Duration::from_secs(5 * 60);
@@ -72,6 +73,24 @@ impl ContainerVolumes {
             volume.end();
         }
         Some(Arc::new(volume))
+    }
+
+    /// Has the cache, and homes that are not in use, make way for what containers write, as for jobs. Never ends.
+    pub async fn keep_room(self: Arc<Self>) {
+        loop {
+            sleep(ROOM_INTERVAL).await;
+            if self.all().is_empty() {
+                continue;
+            }
+            let volumes = Arc::clone(&self);
+            let evicted = blocking(move || {
+                let usage = volumes.mounts.mounter().engine.usage();
+                Ok(volumes.space.make_room(&volumes.volumes, usage.reserve))
+            });
+            for home in evicted.await.into_iter().flatten() {
+                tracing::info!("{home}");
+            }
+        }
     }
 
     /// Ends volumes whose target was unmounted from outside, every few minutes. Never ends.

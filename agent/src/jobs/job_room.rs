@@ -2,22 +2,17 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bdnfs::task::blocking;
 use tokio::time::sleep;
 
 use super::run::JobRun;
-
-/// How often the free space is looked at while a job runs: a disk of 2 GB/s writes no more meanwhile than a cache keeps free.
-const LOOK_INTERVAL: Duration = Duration::from_secs(10);
-/// Homes are evicted where less than the reserve divided by this is free: the cache, which keeps all of it free, makes way before them.
-const HOME_EVICTION_DIVISOR: u64 = 2;
+use crate::volumes::ROOM_INTERVAL;
 
 /// Makes room again and again while a job runs, as long as it is polled.
 pub async fn keep_room(run: &JobRun) -> Infallible {
     loop {
-        sleep(LOOK_INTERVAL).await;
+        sleep(ROOM_INTERVAL).await;
         make_room(run).await;
     }
 }
@@ -27,9 +22,8 @@ pub async fn keep_room(run: &JobRun) -> Infallible {
 pub async fn make_room(run: &JobRun) {
     let queue = Arc::clone(&run.queue);
     let evicted = blocking(move || {
-        queue.volume_space.make_way();
-        let (volumes, usage) = (&queue.volumes, queue.mounts.mounter().engine.usage());
-        Ok(volumes.evict_homes(|_| volumes.free() < usage.reserve / HOME_EVICTION_DIVISOR))
+        let usage = queue.mounts.mounter().engine.usage();
+        Ok(queue.volume_space.make_room(&queue.volumes, usage.reserve))
     });
     for home in evicted.await.into_iter().flatten() {
         run.job.note(home.to_string());

@@ -3,9 +3,17 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bdnfs::cache::eviction::{Evictor, VolumeClaim, VolumeClaims};
 use bdnfs::error::{Error, Kind, Result};
+
+use super::{EvictedHome, Volumes};
+
+/// How often the free space is looked at while volumes are written: a disk of 2 GB/s writes no more meanwhile than a cache keeps free.
+pub const ROOM_INTERVAL: Duration = Duration::from_secs(10);
+/// Homes are evicted where less than the reserve divided by this is free: the cache, which keeps all of it free, makes way before them.
+const HOME_EVICTION_DIVISOR: u64 = 2;
 
 /// The disk of the volumes.
 #[derive(Debug)]
@@ -59,10 +67,17 @@ impl VolumeSpace {
     }
 
     /// Has the cache make way for what volumes have come to occupy, where it is on their disk. Touches the local disk.
-    pub fn make_way(&self) {
+    fn make_way(&self) {
         if let Some(Err(error)) = self.evictor.as_ref().map(|evictor| evictor.restore_reserve()) {
             tracing::debug!(%error, "the cache cannot make way for volumes");
         }
+    }
+
+    /// Has the cache make way, and then homes of `volumes` that are saved and not in use, where less than a part of the cache's
+    /// `reserve` is free. Touches the local disk.
+    pub fn make_room(&self, volumes: &Volumes, reserve: u64) -> Vec<EvictedHome> {
+        self.make_way();
+        volumes.evict_homes(|_| volumes.free() < reserve / HOME_EVICTION_DIVISOR)
     }
 
     fn free(&self) -> Result<u64> {
