@@ -117,9 +117,6 @@ pub use crate::metrics::{RequestMetrics, RequestTotals};
 #[cfg(feature = "fuzz")]
 pub use crate::wire::request::decode_request;
 
-/// The fewest threads that serve a mount: with one, opens are a third slower, and one slow disk read stops all others.
-const MIN_THREADS: usize = 2;
-
 /// The options of a mount.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -129,7 +126,7 @@ pub struct Options {
     pub uid: Option<u32>,
     /// Group of all files; the mounting user's by default.
     pub gid: Option<u32>,
-    /// How many threads serve the mount; at least two.
+    /// The most threads that serve the mount, at least two.
     pub threads: usize,
     /// Path of the agent's control socket, shown as the root's extended attribute `user.bdnfs.control`.
     pub control: Option<PathBuf>,
@@ -195,9 +192,9 @@ impl Mount {
             );
         }
         let ledger = Arc::new(Ledger::new(MountFeatures { passthrough, stateless })?);
-        let queues = session::queues(Arc::new(device), options.threads.max(MIN_THREADS));
+        let queues = session::queues(Arc::new(device), options.threads);
         let filesystem = filesystem(snapshot, runtime, options, &queues[0], &ledger, &[]);
-        let threads = session::start(&filesystem, &queues, options.threads.max(MIN_THREADS))?;
+        let threads = session::start(&filesystem, &queues, options.threads)?;
         if stateless {
             // Before another process holds descriptors: until then, the mount ends with this process.
             flush::disable_flush(mountpoint, filesystem.snapshot.manifest());
@@ -237,7 +234,7 @@ impl Mount {
         // Before the first request is read here: none that this process has read may come a second time. An error means that
         // the mount has gone, which the threads will notice.
         let _ = queues[0].resend();
-        let threads = session::start(&filesystem, &queues, options.threads.max(MIN_THREADS))?;
+        let threads = session::start(&filesystem, &queues, options.threads)?;
         let device = ledger.device();
         let mountpoint = mountpoint.into();
         Ok(Self { mountpoint, device, filesystem, ledger, queues, resend: true, resumed: true, threads })

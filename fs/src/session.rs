@@ -3,6 +3,7 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use bdnfs::error::{Error, Kind, Result};
@@ -112,61 +113,113 @@ pub(crate) fn queues(device: Arc<Device>, count: usize) -> Vec<Arc<Device>> {
     std::iter::once(device).chain(more).collect()
 }
 
-/// Starts the threads that serve the mount: one for each of the `queues`, and at least `least`. Returns the number of threads
-/// that are left: they end when the kernel lets the mount go.
+/// The fewest threads that serve a mount: with one, opens are a third slower, and one slow disk read stops all others.
+const MIN_THREADS: usize = 2;
+
+/// The threads that serve a mount: one more than are busy, since most of the mounts of a node are idle.
+struct ServerThreads {
+    filesystem: Arc<Filesystem>,
+    queues: Vec<Arc<Device>>,
+    demand: ThreadDemand,
+    /// How many of them are left.
+    running: watch::Sender<usize>,
+}
+
+/// Starts the threads that serve the mount, each from one of `queues`: two, and more while they are busy, up to `limit`. Returns the
+/// number of threads that are left: they end when the kernel lets the mount go.
 pub(crate) fn start(
     filesystem: &Arc<Filesystem>,
     queues: &[Arc<Device>],
-    least: usize,
+    limit: usize,
 ) -> Result<watch::Receiver<usize>> {
-    let (sender, running) = watch::channel(0);
-    let sender = Arc::new(sender);
-    let count = least.max(queues.len());
-    for (number, own) in queues.iter().cycle().take(count).cloned().enumerate() {
-        let (filesystem, thread) = (filesystem.clone(), ThreadCount::new(sender.clone()));
-        std::thread::Builder::new()
-            .name(format!("fuse-{number}"))
-            .spawn(move || {
-                let _counted = thread;
-                serve(&filesystem, &own);
-            })
-            .map_err(|e| Error::disk("cannot start a thread", e))?;
+    let (running, left) = watch::channel(0);
+    let demand = ThreadDemand::new(limit.max(MIN_THREADS));
+    let (filesystem, queues) = (filesystem.clone(), queues.to_vec());
+    let threads = Arc::new(ServerThreads { filesystem, queues, demand, running });
+    for number in 0..MIN_THREADS {
+        threads.start(number).map_err(|e| Error::disk("cannot start a thread", e))?;
     }
-    Ok(running)
+    Ok(left)
 }
 
-/// Counts one thread while it runs.
-struct ThreadCount(Arc<watch::Sender<usize>>);
-
-impl ThreadCount {
-    fn new(sender: Arc<watch::Sender<usize>>) -> Self {
-        sender.send_modify(|count| *count += 1);
-        Self(sender)
+impl ServerThreads {
+    fn start(self: &Arc<Self>, number: usize) -> io::Result<()> {
+        let counted = RunningThread::new(self.clone());
+        let device = self.queues[number % self.queues.len()].clone();
+        let thread = std::thread::Builder::new().name(format!("fuse-{number}"));
+        thread.spawn(move || counted.0.serve(&device)).map(drop)
     }
-}
 
-impl Drop for ThreadCount {
-    fn drop(&mut self) {
-        self.0.send_modify(|count| *count -= 1);
-    }
-}
-
-/// Reads requests and replies to them until the mount is gone, or handed over: what is read afterwards is left to the next
-/// process, which gets it again.
-fn serve(filesystem: &Filesystem, device: &Arc<Device>) {
-    let mut buffer = vec![0; REQUEST_BUFFER_BYTES];
-    loop {
-        match device.read(&mut buffer) {
-            Ok(_) if filesystem.replies.is_handed_over() => return,
-            Ok(bytes) => serve_request(filesystem, device, bytes),
-            // NOENT: the request was aborted before it was read.
-            Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
-            Err(Errno::NODEV | Errno::CONNABORTED) => return,
-            Err(error) => {
-                tracing::error!(%error, "cannot read requests of a mount");
-                return;
+    /// Reads requests and replies to them until the mount is gone, or handed over: what is read afterwards is left to the next
+    /// process, which gets it again.
+    fn serve(self: &Arc<Self>, device: &Arc<Device>) {
+        let mut buffer = vec![0; REQUEST_BUFFER_BYTES];
+        loop {
+            self.demand.begin_wait();
+            let read = device.read(&mut buffer);
+            let needed = self.demand.end_wait();
+            match read {
+                Ok(_) if self.filesystem.replies.is_handed_over() => return,
+                Ok(bytes) => {
+                    if let Some(Err(error)) = needed.map(|number| self.start(number)) {
+                        tracing::warn!(%error, "cannot start a thread: a mount is served by fewer");
+                    }
+                    serve_request(&self.filesystem, device, bytes);
+                }
+                // NOENT: the request was aborted before it was read.
+                Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
+                Err(Errno::NODEV | Errno::CONNABORTED) => return,
+                Err(error) => {
+                    tracing::error!(%error, "cannot read requests of a mount");
+                    return;
+                }
             }
         }
+    }
+}
+
+/// Counts a thread while it runs.
+struct RunningThread(Arc<ServerThreads>);
+
+impl RunningThread {
+    fn new(threads: Arc<ServerThreads>) -> Self {
+        threads.running.send_modify(|count| *count += 1);
+        Self(threads)
+    }
+}
+
+impl Drop for RunningThread {
+    fn drop(&mut self) {
+        self.0.running.send_modify(|count| *count -= 1);
+    }
+}
+
+/// Tells when another thread is needed, so that one always waits for the next request.
+#[derive(Debug)]
+struct ThreadDemand {
+    limit: usize,
+    started: AtomicUsize,
+    waiting: AtomicUsize,
+}
+
+impl ThreadDemand {
+    /// The demand of a mount that [`MIN_THREADS`] are started for, and at most `limit`.
+    fn new(limit: usize) -> Self {
+        Self { limit, started: AtomicUsize::new(MIN_THREADS), waiting: AtomicUsize::new(0) }
+    }
+
+    /// Counts a thread that waits for a request.
+    fn begin_wait(&self) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a thread that has got one. Returns the number of the thread to be started, if no other waits.
+    fn end_wait(&self) -> Option<usize> {
+        if self.waiting.fetch_sub(1, Ordering::Relaxed) > 1 {
+            return None;
+        }
+        let one_more = |started| (started < self.limit).then_some(started + 1);
+        self.started.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()
     }
 }
 
@@ -188,6 +241,19 @@ fn serve_request(filesystem: &Filesystem, device: &Arc<Device>, bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn thread_is_started_when_the_last_that_waited_has_a_request() {
+        let demand = ThreadDemand::new(4);
+        (0..2).for_each(|_| demand.begin_wait());
+        assert_eq!(demand.end_wait(), None, "another waits");
+        demand.begin_wait();
+        assert_eq!([demand.end_wait(), demand.end_wait()], [None, Some(2)]);
+        demand.begin_wait();
+        assert_eq!(demand.end_wait(), Some(3));
+        demand.begin_wait();
+        assert_eq!(demand.end_wait(), None, "there are as many as there may be");
+    }
 
     #[test]
     fn init_reply_accepts_only_what_was_offered() {
