@@ -29,7 +29,7 @@ use job_keys::is_filled;
 
 pub use job::{CheckpointingConfig, JobCommands, Unsupported, Variable, job_commands, unsupported};
 pub use loading::{CheckpointLoading, CheckpointReference};
-pub use mount::check_locations;
+pub use mount::{ShownSource, check_locations, shown_sources};
 pub use schema::check_label;
 pub use training_cache::{TrainingCache, is_cache_base, training_cache};
 
@@ -84,6 +84,11 @@ pub struct WeightsSource {
 }
 
 impl WeightsSource {
+    /// Its mount location, layout and URI.
+    pub fn located(&self) -> (PathBuf, Option<TreeLayout>, Uri) {
+        (self.mount_location.clone(), self.layout, self.source.clone())
+    }
+
     /// Which files are wanted.
     ///
     /// # Errors
@@ -122,7 +127,9 @@ pub fn read(document: &Value, rules: Rules) -> (Vec<Accepted>, Diagnostics) {
     check_other_keys(&document, !items.is_empty(), &mut found);
     let one = |(i, item)| read_source(item, place.index(i), rules, &mut found);
     let mut accepted: Vec<_> = items.iter().enumerate().filter_map(one).collect();
-    let mounts = accepted.iter().map(|a| (a.weights.mount_location.as_path(), &a.place));
+    let sources: Vec<_> = accepted.iter().map(|a| a.weights.located()).collect();
+    let shown = shown_sources(&sources);
+    let mounts = shown.iter().zip(&accepted).map(|(shown, a)| (shown.place.as_path(), &a.place));
     let conflicting = mount::reject_conflicts(mounts, &mut found);
     accepted.retain(|a| !conflicting.contains(&a.place));
     (accepted, found)

@@ -53,12 +53,11 @@ impl HubCache {
     /// Those of [`TreeLayout::check`]; [`Kind::Invalid`] for a source that was resolved to no commit.
     pub fn new(requested: &Uri, resolved: &Uri) -> Result<Self> {
         TreeLayout::HfCache.check(requested)?;
-        let (Uri::Hf { kind, id, revision, .. }, Uri::Hf { revision: Some(commit), .. }) =
-            (requested, resolved)
+        let (Uri::Hf { revision, .. }, Uri::Hf { revision: Some(commit), .. }, Some(repository)) =
+            (requested, resolved, requested.hub_directory())
         else {
             return Err(invalid(format!("{requested}: was resolved to no commit of the Hub")));
         };
-        let repository = format!("{}--{}", kind.plural(), id.replace('/', "--"));
         let default = HUB_DEFAULT_REVISION;
         let named = revision.iter().filter(|revision| *revision != commit && *revision != default);
         let mut references: Vec<String> = named.cloned().collect();

@@ -33,6 +33,14 @@ impl TreeLayout {
     }
 }
 
+impl Uri {
+    /// The directory of the layout [`HfCache`](TreeLayout::HfCache) that has this repository of the Hub: `models--owner--name`.
+    pub fn hub_directory(&self) -> Option<String> {
+        let Self::Hf { kind, id, .. } = self else { return None };
+        Some(format!("{}--{}", kind.plural(), id.replace('/', "--")))
+    }
+}
+
 impl FromStr for TreeLayout {
     type Err = Error;
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::MOUNT_KEY;
 use crate::error::{Error, Kind, Result};
-use crate::source::{Diagnostic, Diagnostics, DocumentPath, Severity};
+use crate::source::{Diagnostic, Diagnostics, DocumentPath, Severity, TreeLayout, Uri};
 
 /// The longest path that Linux takes, in bytes (`PATH_MAX` without its NUL).
 const PATH_LENGTH_LIMIT: usize = 4095;
@@ -78,6 +78,37 @@ pub fn check_locations(paths: &[&Path]) -> Result<()> {
         Some(Diagnostic { place, text, .. }) => Err(Error::new(Kind::Invalid, format!("{place}: {text}"))),
         None => Ok(()),
     }
+}
+
+/// What is shown of a source, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShownSource {
+    /// The directory where it appears.
+    pub place: PathBuf,
+    /// The directory of its tree that appears there, if not all of it.
+    pub directory: Option<String>,
+}
+
+impl ShownSource {
+    /// The path of what is shown, of the tree at `root`.
+    pub fn within(&self, root: &Path) -> PathBuf {
+        self.directory.as_ref().map_or_else(|| root.to_owned(), |directory| root.join(directory))
+    }
+}
+
+/// What is shown of `sources`, each with its mount location. Repositories of the Hub in the layout hf-cache that have one mount location
+/// are shown in it side by side, as in one cache.
+pub fn shown_sources(sources: &[(PathBuf, Option<TreeLayout>, Uri)]) -> Vec<ShownSource> {
+    let is_hub_cache = |layout: &Option<TreeLayout>| *layout == Some(TreeLayout::HfCache);
+    let shares = |path: &PathBuf| {
+        sources.iter().filter(|(other, layout, _)| other == path && is_hub_cache(layout)).count() > 1
+    };
+    let shown = |(path, layout, uri): &(PathBuf, Option<TreeLayout>, Uri)| {
+        let directory = uri.hub_directory().filter(|_| is_hub_cache(layout) && shares(path));
+        let place = directory.as_ref().map_or_else(|| path.clone(), |directory| path.join(directory));
+        ShownSource { place, directory }
+    };
+    sources.iter().map(shown).collect()
 }
 
 /// Rejects mounts that conflict: at one directory, or one below the other. Returns the places of the

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use bdnfs::source::SecretStore;
+use bdnfs::error::Error;
+use bdnfs::source::{SecretStore, TreeLayout, Uri};
 use bdnfs::stage::Progress;
 pub use bdnfs::weights::{CheckpointLoading, TrainingCache, Variable};
+use bdnfs::weights::{ShownSource, shown_sources};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
@@ -71,6 +73,26 @@ pub struct JobRequest {
     /// Notes of the client that submits it, such as the keys of its specification without effect: its first events.
     #[serde(default)]
     pub notes: Vec<String>,
+}
+
+impl JobRequest {
+    /// What the job sees of each source, and where.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`](bdnfs::error::Kind::Invalid) for a source that is none.
+    pub fn shown_sources(&self) -> Result<Vec<ShownSource>, Error> {
+        let located = |weights: &Weights| {
+            Ok((weights.mountpoint.clone(), weights.layout, weights.source.expose().parse::<Uri>()?))
+        };
+        Ok(shown_sources(&self.weights.iter().map(located).collect::<Result<Vec<_>, _>>()?))
+    }
+
+    /// The mount location of its sources in the layout hf-cache, if they have one in common.
+    pub fn hub_cache(&self) -> Option<&Path> {
+        let mut caches = self.weights.iter().filter(|weights| weights.layout == Some(TreeLayout::HfCache));
+        let first = caches.next()?.mountpoint.as_path();
+        caches.all(|other| other.mountpoint == first).then_some(first)
+    }
 }
 
 fn default_umask() -> u32 {

@@ -92,7 +92,8 @@ async fn prepare(run: &JobRun) -> ApiResult<(DeployReport, Vec<File>)> {
     let mounts = try_join_all(requests.iter().cloned().map(|request| mount(run, request))).await?;
     seconds.mount = timer.seconds();
     let numbers = (0..mounts.len()).filter(|number| !job.is_lazy(*number));
-    let place = |number: usize| job.request().weights[number].mountpoint.clone();
+    let shown = job.request().shown_sources()?;
+    let place = |number: usize| shown[number].place.clone();
     let (staged, placed): (Vec<_>, Vec<_>) = numbers
         .map(|number| (Arc::clone(&mounts[number]), (Arc::clone(&mounts[number]), place(number))))
         .unzip();
@@ -228,12 +229,16 @@ async fn supervisor_order(run: &JobRun) -> Result<(SupervisorOrder, Vec<File>)> 
         environment.entry("TMPDIR".to_owned()).or_insert_with(|| Secret::new(SCRATCH_PLACE));
         environment.extend(job_volume::variables(&job));
         let (volume, locks) = job_volume::create(&queue, &job)?;
-        let sources = request.weights.iter().enumerate();
+        if let Some(hub) = request.hub_cache() {
+            let hub = || Secret::new(hub.to_string_lossy().into_owned());
+            environment.entry("HF_HUB_CACHE".to_owned()).or_insert_with(hub);
+        }
+        let sources = request.shown_sources()?.into_iter().enumerate();
         let order = SupervisorOrder {
             directory: job.directory().to_owned(),
             jobs: job.directory().parent().unwrap_or(Path::new("/")).to_owned(),
             sources: sources
-                .map(|(number, weights)| (job.mountpoint(number), weights.mountpoint.clone()))
+                .map(|(number, shown)| (shown.within(&job.mountpoint(number)), shown.place))
                 .collect(),
             volume,
             commands: request.start_commands.clone(),

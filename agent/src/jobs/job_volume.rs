@@ -42,8 +42,9 @@ pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
     let caches = JobCaches::of(queue, job);
     let cache_binds: Vec<_> = caches.iter().flat_map(JobCaches::binds).collect();
     // Sources, volumes and caches below it are mounted there without a cover in memory: what the job writes beside them is on the disk.
+    let shown = job.request().shown_sources()?;
     let places = || {
-        let sources = job.request().weights.iter().map(|weights| &weights.mountpoint);
+        let sources = shown.iter().map(|shown| &shown.place);
         sources.chain(binds.iter().chain(&cache_binds).map(|(_, place)| place))
     };
     let below = |place: &Path| {

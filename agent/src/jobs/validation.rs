@@ -24,7 +24,8 @@ pub fn check(request: &JobRequest, mounter: &Mounter, stores: &[SecretStore]) ->
     request.name.as_deref().map_or(Ok(()), |name| check_label("the name of the job", name))?;
     request.training.check()?;
     check_commands(&request.start_commands)?;
-    let places: Vec<_> = request.weights.iter().map(|weights| weights.mountpoint.as_path()).collect();
+    let shown = request.shown_sources()?;
+    let places: Vec<_> = shown.iter().map(|shown| shown.place.as_path()).collect();
     check_locations(&places)?;
     let loaded = request.load.as_ref().map(|load| load.download_folder.as_path());
     let saved = checkpoint_place(request);

@@ -157,8 +157,13 @@ fn check_places(document: &Value, accepted: &mut Vec<Accepted>, findings: &mut D
     if !job.start_commands.is_empty() {
         check_place(&job.place, Path::new(SCRATCH_PLACE), &mut places, findings);
     }
-    accepted.retain(|Accepted { place, weights, .. }| {
-        check_place(&place.key("mount_location"), &weights.mount_location, &mut places, findings)
+    let located = accepted.iter().map(|accepted| accepted.weights.located());
+    let mut shown = weights::shown_sources(&located.collect::<Vec<_>>()).into_iter();
+    accepted.retain(|Accepted { place, .. }| {
+        let shown = shown.next();
+        shown.is_none_or(|shown| {
+            check_place(&place.key("mount_location"), &shown.place, &mut places, findings)
+        })
     });
     if let Some(load) = &job.load {
         let place = job.place.key("load_checkpoint_config").key("download_folder");

@@ -10,13 +10,14 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use bdnfs::weights::shown_sources;
 use bdnfs_agent::api::client::Client;
 use bdnfs_agent::api::publication::{PublicationRequest, PublicationState, Staging};
 use bdnfs_fs::detached::DetachedMount;
 
 use crate::publications::{PublisherArgs, publish_until, unpublish_all};
 use crate::{runtime, text};
-use bundle::{Bundle, ContainerState};
+use bundle::{Bundle, ContainerState, ContainerWeights};
 
 mod attach;
 mod bundle;
@@ -64,8 +65,13 @@ pub fn run(args: &OciHookArgs) -> Result<()> {
     }
     let until = Instant::now() + args.timeout;
     let mounted = runtime::block_on(publish(&client, &requests, until)).and_then(|bases| {
-        let copies = bases.iter().map(|base| DetachedMount::copy_of(base)).collect::<Result<Vec<_>, _>>()?;
-        let locations = weights.iter().map(|entry| entry.mount_location.clone());
+        let located = |entry: &'_ ContainerWeights| {
+            (entry.mount_location.clone(), entry.layout, entry.source.uri().clone())
+        };
+        let shown = shown_sources(&weights.iter().map(located).collect::<Vec<_>>());
+        let trees = bases.iter().zip(&shown).map(|(base, shown)| shown.within(base));
+        let copies = trees.map(|tree| DetachedMount::copy_of(&tree)).collect::<Result<Vec<_>, _>>()?;
+        let locations = shown.into_iter().map(|shown| shown.place);
         attach::attach(copies.into_iter().zip(locations).collect(), state.pid, &bundle.root)
     });
     if mounted.is_err() {

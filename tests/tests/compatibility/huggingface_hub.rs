@@ -128,6 +128,37 @@ revision, = cached.revisions
 assert (revision.commit_hash, "main" in revision.refs) == (commit, True), revision
 "#;
 
+/// Finds several repositories where the environment of a job says that they are.
+const JOB_SCRIPT: &str = r#"
+import os
+from huggingface_hub import hf_hub_download, scan_cache_dir
+print(open(hf_hub_download("org/model", "config.json")).read())
+print(open(hf_hub_download("org/data", "rows/a.csv", repo_type="dataset")).read())
+print(sorted(repo.repo_id for repo in scan_cache_dir().repos))
+"#;
+
+#[test]
+fn hub_caches_of_a_job_are_found_by_huggingface_hub_offline() {
+    let hub = HubServer::start();
+    hub.publish("models/org/model", "main", &[("config.json", b"model")]);
+    hub.publish("datasets/org/data", "main", &[("rows/a.csv", b"rows")]);
+    let machine = Machine::new().env("HF_ENDPOINT", hub.url());
+    let script = machine.directory("script").join("offline.py");
+    std::fs::write(&script, JOB_SCRIPT).unwrap();
+    let python = target().parent().unwrap().join("emulators/bin/python3");
+    let command = format!("HF_HUB_OFFLINE=1 {} {}", python.display(), script.display());
+    let place = machine.directory("place").join("hub");
+    let weights = ["hf://org/model", "hf://datasets/org/data"].map(|source| {
+        format!("[[weights]]\nsource = {source:?}\nmount_location = {place:?}\nlayout = \"hf-cache\"\n")
+    });
+    let file = machine.directory("specs").join("job.toml");
+    std::fs::write(&file, format!("[runtime]\nstart_commands = [{command:?}]\n{}", weights.concat()))
+        .unwrap();
+    let words = ["job", "run", "--no-mirror", "--cache-dir", machine.cache().to_str().unwrap()];
+    let output = machine.run(&[&words[..], &[file.to_str().unwrap()]].concat()).succeeds();
+    assert_eq!(output, "model\nrows\n['org/data', 'org/model']\n");
+}
+
 #[test]
 fn hub_cache_layout_is_what_huggingface_hub_finds_offline() {
     let mut hub = HubServer::start();

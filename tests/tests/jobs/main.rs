@@ -11,6 +11,7 @@ mod covered;
 mod crash;
 mod damage;
 mod hostile_writers;
+mod hub_caches;
 mod killed;
 mod killed_savers;
 mod kit;
