@@ -26,15 +26,21 @@ const FAIL_PERCENT: u64 = 110;
 /// The setting that limits the checkpoint directory.
 const CHECKPOINT_LIMIT_KEY: &str = "volume_size_gib in checkpointing_config";
 
-/// Takes the space that a job's checkpoint directory may occupy, if it says so. Returns why there is none now. Touches the local disk.
+/// Takes the space that a job's checkpoint directory may occupy, if it says so. Returns why there is none now. Homes of training caches that
+/// are saved and not in use make way where it would not fit otherwise, each with an event. Touches the local disk.
 ///
 /// # Errors
 /// [`Kind::NoSpace`] where it would not fit if there was nothing else; [`Kind::Disk`].
 pub fn claim(queue: &JobQueue, job: &Job) -> Result<Option<Error>> {
     let Some(limit) = checkpoint_limit(job) else { return Ok(None) };
-    let within = |error: Error| error.within(CHECKPOINT_LIMIT_KEY);
-    queue.volume_space.ensure_fits(limit).map_err(within)?;
-    match job.volume_claim(|| queue.volume_space.claim(limit)) {
+    let (space, within) = (&queue.volume_space, |error: Error| error.within(CHECKPOINT_LIMIT_KEY));
+    // No disk grows by what leaves it.
+    if limit <= space.disk_size()? {
+        let evicted = queue.volumes.evict_homes(|_| space.ensure_fits(limit).is_err());
+        evicted.iter().for_each(|home| job.note(home.to_string()));
+    }
+    space.ensure_fits(limit).map_err(within)?;
+    match job.volume_claim(|| space.claim(limit)) {
         Err(error) if error.kind() == Kind::NoSpace => Ok(Some(within(error))),
         claimed => claimed.map(|_| None),
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bdnfs::cache::eviction::{Evictor, VolumeClaim, VolumeClaims};
 use bdnfs::error::{Error, Kind, Result};
+use rustix::fs::StatVfs;
 
 use super::{EvictedHome, Volumes};
 
@@ -80,11 +81,22 @@ impl VolumeSpace {
         volumes.evict_homes(|_| volumes.free() < reserve / HOME_EVICTION_DIVISOR)
     }
 
+    /// The bytes of the disk, whoever occupies them.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub fn disk_size(&self) -> Result<u64> {
+        self.stat().map(|stat| stat.f_blocks * stat.f_frsize)
+    }
+
     fn free(&self) -> Result<u64> {
+        self.stat().map(|stat| stat.f_bavail * stat.f_frsize)
+    }
+
+    fn stat(&self) -> Result<StatVfs> {
         let existing = existing(&self.directory);
-        let stat = rustix::fs::statvfs(existing)
-            .map_err(|e| Error::disk(format!("cannot look at {}", existing.display()), e.into()))?;
-        Ok(stat.f_bavail * stat.f_frsize)
+        rustix::fs::statvfs(existing)
+            .map_err(|e| Error::disk(format!("cannot look at {}", existing.display()), e.into()))
     }
 
     fn too_small(&self, bytes: u64, why: &str) -> Error {

@@ -66,3 +66,28 @@ fn training_cache_that_is_saved_and_unused_makes_room_and_comes_back_from_the_mi
     assert!(!events.iter().any(|event| event.contains("project unsaved")), "{events:?}");
     agent.stop();
 }
+
+#[test]
+fn volume_without_room_has_saved_unused_training_caches_removed() {
+    let Some(small) = SmallDisk::new("1MiB") else { return };
+    let agent = small.agent();
+    small.run(&agent, &["--project", "large"], "head -c 100000000 /dev/urandom > $BT_PROJECT_CACHE_DIR/data");
+    // In bytes, as no specification has it.
+    let run = |limit: u64| {
+        let request = json!({
+            "weights": [], "start_commands": ["true"], "workdir": "/", "checkpoints": {"size_limit": limit},
+        });
+        let id = agent.ask("POST", "/v1/jobs", &request.to_string()).json()["id"].to_string();
+        job(&small.machine, &["wait", &id]);
+        agent.get(&format!("/v1/jobs/{id}")).json()
+    };
+    let refused = run(1 << 40);
+    assert_eq!(refused["state"], "TRAINING_JOB_FAILED", "{refused}");
+    assert!(small.tree("large").exists(), "the disk is too small without it, too");
+    let completed = run(180_000_000);
+    assert_eq!(completed["state"], "TRAINING_JOB_COMPLETED", "{completed}");
+    let evicted = "removed the cache of the project large from this node to make room: it is saved";
+    assert!(events(&completed).iter().any(|event| event.starts_with(evicted)), "{completed}");
+    assert!(!small.tree("large").exists());
+    agent.stop();
+}
