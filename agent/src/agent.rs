@@ -81,8 +81,9 @@ impl Agent {
         let shared =
             || (Arc::clone(&mounts), Arc::clone(&lifecycle), Arc::clone(&mirrors), Arc::clone(&admission));
         let written = {
-            let (mounts, lifecycle, ..) = shared();
-            Arc::new(ContainerVolumes::open(&publications, Arc::clone(&volumes), mounts, lifecycle)?)
+            let (mounts, lifecycle, _, admission) = shared();
+            let volumes = Arc::clone(&volumes);
+            Arc::new(ContainerVolumes::open(&publications, volumes, mounts, lifecycle, admission)?)
         };
         let jobs = {
             let (mounts, lifecycle, mirrors, admission) = shared();

@@ -35,6 +35,7 @@ use crate::api::container_volume::{VolumeKind, VolumeRequest, VolumeStatus};
 use crate::api::publication::is_publication_key;
 use crate::api::{ApiResult, Failure, MirrorRequest};
 use crate::context::Context;
+use crate::deploy::AdmissionQueue;
 use crate::lifecycle::Lifecycle;
 use crate::mounts::MountManager;
 use crate::publications::PublicationConfig;
@@ -57,6 +58,7 @@ pub struct ContainerVolumes {
     volumes: Arc<Volumes>,
     space: VolumeSpace,
     mounts: Arc<MountManager>,
+    admission: Arc<AdmissionQueue>,
     lifecycle: Arc<Lifecycle>,
     records: Arc<Records<VolumeRecord>>,
     boot: String,
@@ -74,6 +76,7 @@ impl ContainerVolumes {
         volumes: Arc<Volumes>,
         mounts: Arc<MountManager>,
         lifecycle: Arc<Lifecycle>,
+        admission: Arc<AdmissionQueue>,
     ) -> Result<Self> {
         let records = Arc::new(Records::<VolumeRecord>::open(&mounts.mounter().cache, "volumes")?);
         let boot = boot::id().context("cannot read /proc/sys/kernel/random/boot_id")?.trim().to_owned();
@@ -86,6 +89,7 @@ impl ContainerVolumes {
             volumes,
             space,
             mounts,
+            admission,
             lifecycle,
             records,
             boot,

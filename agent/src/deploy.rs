@@ -4,13 +4,17 @@
 //! ```text
 //! MirrorQueue ──> mounts ──> AdmissionQueue ──> stage_all ──> gate open: report
 //! ```
+//!
+//! And what they have saved is brought into the cache when they have ended ([`CheckpointCaching`]), for the next ones.
 
 mod admission;
+mod cached_checkpoints;
 mod mirror;
 mod report;
 mod staging;
 
 pub use admission::{AdmissionPermit, AdmissionQueue, lease_all};
+pub use cached_checkpoints::{CheckpointCaching, SavedVolume};
 pub use mirror::MirrorQueue;
 pub use report::report;
 pub use staging::stage_all;

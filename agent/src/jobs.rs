@@ -10,7 +10,6 @@
 //! goes on where this one ended.
 
 mod cache_turns;
-mod cached_checkpoints;
 mod deployment;
 mod job;
 mod job_audit;

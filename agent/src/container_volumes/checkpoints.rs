@@ -17,8 +17,9 @@ use tokio::time::sleep;
 use super::ContainerVolumes;
 use super::volume::ContainerVolume;
 use crate::api::saving::SaveReport;
-use crate::api::{ApiResult, Failure};
+use crate::api::{ApiResult, Failure, MirrorRequest};
 use crate::context::Context;
+use crate::deploy::{CheckpointCaching, SavedVolume};
 use crate::durable::write_json;
 use crate::saver::{self, SaveOrder};
 use crate::volumes::JobVolume;
@@ -69,15 +70,24 @@ pub async fn save(
     let report = watch_saver(volumes, own, volume).await;
     own.release();
     let removed = volume.clone();
+    let (at, tenant) = (Arc::clone(volumes), own.tenant.clone());
     let finish = blocking(move || {
         let report = saver::confirm_saved(removed.path(), &removed.checkpoints(), report);
-        if !report.has_unsaved() {
-            removed.retire(true);
-        }
-        Ok(report)
+        let saved = match at.mirror(&tenant).ok().flatten() {
+            _ if report.has_unsaved() => None,
+            Some(mirror) => SavedVolume::retire(removed).map(|saved| (saved, mirror)),
+            None => {
+                removed.retire(true);
+                None
+            }
+        };
+        Ok((report, saved))
     });
-    let report = finish.await?;
+    let (report, saved) = finish.await?;
     own.set_report(report.clone());
+    if let Some((saved, mirror)) = saved {
+        caching(volumes, own, mirror).bring(saved).await;
+    }
     if !report.has_unsaved() {
         return Ok(());
     }
@@ -88,6 +98,22 @@ pub async fn save(
         directory.display()
     );
     Err(Failure::new(Kind::Unavailable, text))
+}
+
+/// How the checkpoints of a volume come into the cache, of which `mirror` has them.
+fn caching(volumes: &ContainerVolumes, own: &ContainerVolume, mirror: MirrorRequest) -> CheckpointCaching {
+    let key = own.key.clone();
+    CheckpointCaching {
+        mounts: Arc::clone(&volumes.mounts),
+        admission: Arc::clone(&volumes.admission),
+        tenant: own.tenant.clone(),
+        project: own.request.project.clone(),
+        id: own.request.id.clone().unwrap_or_default(),
+        rank: 0,
+        mirror,
+        rate: volumes.volumes.config().upload_rate,
+        note: Box::new(move |text| tracing::info!("volume {key}: {text}")),
+    }
 }
 
 /// Starts the saver, again where it died, until it has saved what its container left.

@@ -7,18 +7,18 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::task::blocking;
 
 use super::cache_turns;
-use super::cached_checkpoints::{self, SavedUnits};
 use super::deployment::{self, Deployed};
 use super::job::{Job, StopRequest, now, stopped};
 use super::job_audit::JobAudit;
 use super::job_room;
-use super::job_saver::JobSaver;
+use super::job_saver::{self, JobSaver};
 use super::process::SupervisorProcess;
 use super::queue::JobQueue;
 use super::supervisor::{self, SupervisorInfo};
 use super::volume_limits;
 use crate::api::job::{JobExit, JobState, JobStatus};
-use crate::api::{ApiResult, Failure};
+use crate::api::{ApiResult, Failure, MirrorRequest};
+use crate::deploy::{CheckpointCaching, SavedVolume};
 use crate::lifecycle::KeepAlive;
 
 /// How long a supervisor that another process started may take until its commands run.
@@ -234,10 +234,11 @@ impl JobRun {
         let (job, volume) = (Arc::clone(&self.job), self.queue.volume_of(&self.job));
         job.drop_volume_claim();
         let is_saved = job.status().saving.is_some_and(|saving| !saving.has_unsaved());
+        let run = self.clone();
         let retired = blocking(move || {
-            let saved = if is_saved && job.has_volume() { SavedUnits::find(&volume).ok() } else { None };
-            match saved {
-                Some(saved) => Ok(volume.move_to_trash(true).map(|lock| (saved, volume, lock))),
+            let mirror = if is_saved && job.has_volume() { job_saver::mirror(&run).ok() } else { None };
+            match mirror {
+                Some(mirror) => Ok(SavedVolume::retire(volume).map(|saved| (saved, mirror))),
                 None => {
                     if job.has_volume() {
                         volume.retire(is_saved);
@@ -246,8 +247,28 @@ impl JobRun {
                 }
             }
         });
-        if let Ok(Some((saved, volume, lock))) = retired.await {
-            cached_checkpoints::bring(self, saved, volume, lock).await;
+        if let Ok(Some((saved, mirror))) = retired.await {
+            self.checkpoint_caching(mirror).bring(saved).await;
+        }
+    }
+
+    /// How the checkpoints of the job come into the cache, of which `mirror` has them.
+    fn checkpoint_caching(&self, mirror: MirrorRequest) -> CheckpointCaching {
+        let (queue, job, training) = (&self.queue, Arc::clone(&self.job), &self.job.request().training);
+        CheckpointCaching {
+            mounts: Arc::clone(&queue.mounts),
+            admission: Arc::clone(&queue.admission),
+            tenant: queue.tenant_of(&self.job).to_owned(),
+            project: training.project().to_owned(),
+            id: training.id().to_owned(),
+            rank: training.rank,
+            mirror,
+            rate: queue.volumes.config().upload_rate,
+            note: Box::new(move |text| {
+                if !job.has_ended() {
+                    job.note(text);
+                }
+            }),
         }
     }
 

@@ -8,6 +8,7 @@ use bdnfs_csi::proto::csi::volume_capability::access_mode::Mode;
 use bdnfs_tests::kubelet::{CALL_DEADLINE, PodVolume};
 use bdnfs_tests::mounts::is_mounted;
 use bdnfs_tests::process::{eventually, kill_and_wait};
+use bdnfs_tests::tree::regular_files;
 use serde_json::{Value, json};
 use tonic::Code;
 
@@ -37,9 +38,10 @@ impl WritingNode {
         format!("{allowed}[mirror]\nurl = \"s3://mirror\"\n")
     }
 
-    /// Whether anything is in the mirror.
+    /// Whether any content is in the mirror.
     fn has_saved(&self) -> bool {
-        bdnfs_tests::tree::total_bytes(&self.0.env.bucket().with_file_name("mirror")) > 0
+        let mirror = self.0.env.bucket().with_file_name("mirror");
+        regular_files(&mirror).iter().any(|(path, _)| path.iter().any(|part| part == "blobs"))
     }
 
     fn crash_agent(&mut self) {
@@ -120,6 +122,14 @@ fn checkpoints_of_a_pod_are_saved_while_it_runs_and_after_it_has_ended() {
     node.await_end();
     assert_eq!(node.saved("checkpoint-2", "model"), "two");
     assert!(!node.directory().exists(), "what is saved is not kept here");
+    // On this node it is in the cache.
+    node.0.env.s3.requests.clear();
+    let source = format!("bt://llama@{JOB}/checkpoint-2");
+    let resumed = PodVolume::persistent("resumed", "resumed", &[("source", &source)]);
+    kubelet.mount(&resumed);
+    assert_eq!(fs::read_to_string(kubelet.target(&resumed).join("model")).unwrap(), "two");
+    assert_eq!(node.0.env.mirrored().requests, 0);
+    kubelet.unpublish(&resumed).unwrap();
     assert_eq!(kubelet.stats(&volume).unwrap_err().code(), Code::NotFound);
 }
 
