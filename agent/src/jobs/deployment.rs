@@ -14,6 +14,7 @@ use futures_util::future::try_join_all;
 use tokio::process::ChildStdin;
 
 use super::cache_turns;
+use super::job_room;
 use super::job_volume;
 use super::process::IdleSupervisor;
 use super::run::JobRun;
@@ -184,7 +185,9 @@ async fn admit(run: &JobRun, mounts: &[Arc<ManagedMount>]) -> ApiResult<()> {
         volume_limits::claim_again(&queue, &job)?;
         lease_all(snapshots).await?;
     } else {
-        let (name, note) = (format!("job {}", job.id()), |text| job.note(text));
+        let name = format!("job {}", job.id());
+        job_room::make_room_to_read(run, &snapshots).await?;
+        let note = |text| job.note(text);
         job.set_permit(queue.admission.admit_with(&name, &snapshots, claim, note).await?);
     }
     Ok(blocking(move || queue.write_record(&job)).await?)

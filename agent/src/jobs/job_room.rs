@@ -3,6 +3,8 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use bdnfs::error::Result;
+use bdnfs::snapshot::Snapshot;
 use bdnfs::task::blocking;
 use tokio::time::sleep;
 
@@ -28,6 +30,28 @@ pub async fn make_room(run: &JobRun) {
     for home in evicted.await.into_iter().flatten() {
         run.job.note(home.to_string());
     }
+}
+
+/// Evicts homes of training caches that are saved and not in use where `snapshots` would not fit into the cache beside them, on the disk that
+/// they share, each with an event.
+pub async fn make_room_to_read(run: &JobRun, snapshots: &[Arc<Snapshot>]) -> Result<()> {
+    let (queue, snapshots) = (Arc::clone(&run.queue), snapshots.to_vec());
+    let evicted = blocking(move || {
+        let (engine, volumes) = (&queue.mounts.mounter().engine, &queue.volumes);
+        let needed = snapshots.iter().map(|snapshot| snapshot.content_bytes()).sum::<Result<u64>>()?;
+        // No disk grows by what leaves it, and no limit of the cache.
+        let most = queue.volume_space.disk_size()?.min(engine.usage().capacity.unwrap_or(u64::MAX));
+        if needed > most || !queue.volume_space.is_on_disk_of_cache() {
+            return Ok(Vec::new());
+        }
+        let is_short = |_| {
+            let usage = engine.usage();
+            usage.used.is_some_and(|used| used + usage.free < needed + usage.reserve)
+        };
+        Ok(volumes.evict_homes(is_short))
+    });
+    evicted.await?.iter().for_each(|home| run.job.note(home.to_string()));
+    Ok(())
 }
 
 /// Evicts one home, if there is one that may go, with an event; false where there is none.

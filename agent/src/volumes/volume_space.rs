@@ -62,6 +62,11 @@ impl VolumeSpace {
         if bytes <= most { Ok(()) } else { Err(self.too_small(bytes, &text)) }
     }
 
+    /// Whether the cache is on the same disk, and has the space that volumes give back.
+    pub fn is_on_disk_of_cache(&self) -> bool {
+        self.evictor.is_some()
+    }
+
     /// Claims `bytes` for a volume that there is already.
     pub fn claim_existing(&self, bytes: u64) -> Arc<VolumeClaim> {
         self.evictor.as_ref().map_or(&self.claims, |evictor| evictor.volume_claims()).add(bytes)

@@ -47,6 +47,7 @@ enum ProjectCommand {
 const EXAMPLES: &str = "Examples:
   bdnfs project ls
   bdnfs project summarize llama --sort size --order desc
+  bdnfs project show llama --mirror s3://mirror
   bdnfs project save llama --mirror s3://mirror
   bdnfs project rm llama --mirror s3://mirror";
 

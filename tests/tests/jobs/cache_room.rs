@@ -7,7 +7,7 @@ use bdnfs_tests::disk::LoopDisk;
 use bdnfs_tests::machine::Machine;
 use serde_json::{Value, json};
 
-use super::kit::{events, job, spec, submitted, text};
+use super::kit::{events, job, spec, submitted, text, toml};
 
 /// A machine with an agent whose volumes lie on a small disk.
 struct SmallDisk {
@@ -19,6 +19,13 @@ impl SmallDisk {
     fn new(reserve: &str) -> Option<Self> {
         let machine = Machine::new().env("BDNFS_CACHE_RESERVE", reserve);
         Some(Self { disk: LoopDisk::new(256 << 20)?, machine })
+    }
+
+    /// One whose cache is on the disk, too.
+    fn with_cache() -> Option<Self> {
+        let disk = LoopDisk::new(256 << 20)?;
+        let machine = Machine::new().with_cache(&disk.path().join("cache"));
+        Some(Self { disk, machine })
     }
 
     fn agent(&self) -> AgentProcess {
@@ -88,6 +95,32 @@ fn volume_without_room_has_saved_unused_training_caches_removed() {
     assert_eq!(completed["state"], "TRAINING_JOB_COMPLETED", "{completed}");
     let evicted = "removed the cache of the project large from this node to make room: it is saved";
     assert!(events(&completed).iter().any(|event| event.starts_with(evicted)), "{completed}");
+    assert!(!small.tree("large").exists());
+    agent.stop();
+}
+
+#[test]
+fn job_whose_sources_do_not_fit_beside_a_saved_training_cache_has_that_removed() {
+    let Some(small) = SmallDisk::with_cache() else { return };
+    let agent = small.agent();
+    let write = "head -c 100000000 /dev/urandom > $BT_PROJECT_CACHE_DIR/data";
+    small.run(&agent, &["--project", "large"], write);
+    let read = |bytes: u64| {
+        let source = small.machine.directory("source");
+        std::fs::File::create(source.join("weights")).unwrap().set_len(bytes).unwrap();
+        let (uri, place) = (format!("file://{}", text(&source)), small.machine.directory("place"));
+        let file = spec(&small.machine, "reader.toml", &toml(&[(&uri, text(&place))], &["true"]));
+        let id = submitted(&small.machine, &["--no-mirror", text(&file)]);
+        job(&small.machine, &["wait", &id]);
+        agent.get(&format!("/v1/jobs/{id}")).json()
+    };
+    let refused: Value = read(1 << 40);
+    assert_eq!(refused["state"], "TRAINING_JOB_FAILED", "{refused}");
+    assert!(small.tree("large").exists(), "the disk is too small without it, too");
+    let status: Value = read(160_000_000);
+    assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
+    let evicted = "removed the cache of the project large from this node to make room: it is saved";
+    assert!(events(&status).iter().any(|event| event.starts_with(evicted)), "{status}");
     assert!(!small.tree("large").exists());
     agent.stop();
 }
