@@ -11,10 +11,10 @@
 //! They are the directories that jobs have ([`crate::volumes`]), and are saved the same way. A request ends when the bind is made or
 //! gone: what comes after that is the agent's.
 
-mod checkpoints;
+mod checkpoint_volume;
+mod container_volume;
 mod project_cache;
 mod restore;
-mod volume;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ use crate::publications::bind::BindTarget;
 use crate::records::Records;
 use crate::telemetry::scrape::SavingScrape;
 use crate::volumes::{VolumeSpace, Volumes};
-use volume::{ContainerVolume, VolumeDirectory, VolumeRecord};
+use container_volume::{ContainerVolume, VolumeRecord, WritableDirectory};
 
 /// How often it is checked whether a container still has a volume that was ended.
 const USE_POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -191,10 +191,10 @@ impl ContainerVolumes {
             request.tenant.clone().unwrap_or_else(|| self.mounts.mounter().engine.tenant().to_owned());
         tenant::check(&tenant)?;
         if kind == VolumeKind::Checkpoints && self.mirror(&tenant)?.is_none() {
-            return Err(checkpoints::no_mirror());
+            return Err(checkpoint_volume::no_mirror());
         }
         let target = request.target.as_ref().map(|target| BindTarget::locate(target, &self.targets));
-        let directory = VolumeDirectory::new(&self.volumes, &tenant, &request);
+        let directory = WritableDirectory::new(&self.volumes, &tenant, &request);
         let record = VolumeRecord { request, boot: self.boot.clone(), began: Utc::now(), ended: None };
         Ok(ContainerVolume::new(key, record, tenant, target.transpose()?, directory))
     }
@@ -217,8 +217,10 @@ impl ContainerVolumes {
     async fn prepare(self: &Arc<Self>, volume: &Arc<ContainerVolume>) {
         let prepared = async {
             let lock = match volume.directory.clone() {
-                VolumeDirectory::Checkpoints(own) => blocking(move || checkpoints::create(&own)).await?,
-                VolumeDirectory::ProjectCache(home) => {
+                WritableDirectory::Checkpoints(own) => {
+                    blocking(move || checkpoint_volume::create(&own)).await?
+                }
+                WritableDirectory::ProjectCache(home) => {
                     project_cache::begin(self, &volume.tenant, &home).await?
                 }
             };
@@ -234,7 +236,7 @@ impl ContainerVolumes {
                 let own = Arc::clone(volume);
                 let discard = move || {
                     own.release();
-                    if let VolumeDirectory::Checkpoints(own) = &own.directory {
+                    if let WritableDirectory::Checkpoints(own) = &own.directory {
                         own.retire(true);
                     }
                     Ok(())
@@ -287,10 +289,10 @@ impl ContainerVolumes {
     /// Carries a published volume to its end.
     async fn carry(self: Arc<Self>, volume: Arc<ContainerVolume>) {
         let saved = match &volume.directory {
-            VolumeDirectory::Checkpoints(own) => {
-                tokio::join!(checkpoints::save(&self, &volume, own), self.await_unused(&volume)).0
+            WritableDirectory::Checkpoints(own) => {
+                tokio::join!(checkpoint_volume::save(&self, &volume, own), self.await_unused(&volume)).0
             }
-            VolumeDirectory::ProjectCache(home) => {
+            WritableDirectory::ProjectCache(home) => {
                 tokio::select! {
                     () = self.await_unused(&volume) => {}
                     never = project_cache::save_regularly(&self, &volume, home) => match never {},
@@ -322,12 +324,12 @@ impl ContainerVolumes {
             let own = Arc::clone(volume);
             let end = blocking(move || {
                 // Others share a cache.
-                let VolumeDirectory::Checkpoints(volume) = &own.directory else { return Ok(true) };
+                let WritableDirectory::Checkpoints(volume) = &own.directory else { return Ok(true) };
                 if mounts::is_bound_anywhere(&own.directory.path())? {
                     return Ok(false);
                 }
                 if volume.path().exists() {
-                    checkpoints::write_end(volume)?;
+                    checkpoint_volume::write_end(volume)?;
                 }
                 Ok(true)
             });

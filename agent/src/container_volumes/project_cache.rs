@@ -15,8 +15,8 @@ use bdnfs::task::{blocking, on_own_thread};
 use tokio::time::sleep;
 
 use super::ContainerVolumes;
-use super::checkpoints::SHARED_MODE;
-use super::volume::ContainerVolume;
+use super::checkpoint_volume::SHARED_MODE;
+use super::container_volume::ContainerVolume;
 use crate::context::Context;
 use crate::mirror::{self, MIRROR_CONFIG};
 use crate::volumes::cache_home::CacheHome;

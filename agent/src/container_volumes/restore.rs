@@ -9,7 +9,7 @@ use rustix::fs::FlockOperation;
 use tokio::time::sleep;
 
 use super::ContainerVolumes;
-use super::volume::{ContainerVolume, VolumeDirectory, VolumeRecord};
+use super::container_volume::{ContainerVolume, VolumeRecord, WritableDirectory};
 use crate::publications::bind::BindTarget;
 use crate::volumes::ROOM_INTERVAL;
 
@@ -52,12 +52,12 @@ impl ContainerVolumes {
         };
         let tenant = record.request.tenant.clone();
         let tenant = tenant.unwrap_or_else(|| self.mounts.mounter().engine.tenant().to_owned());
-        let directory = VolumeDirectory::new(&self.volumes, &tenant, &record.request);
+        let directory = WritableDirectory::new(&self.volumes, &tenant, &record.request);
         let lock = match &directory {
-            VolumeDirectory::Checkpoints(own) => own
+            WritableDirectory::Checkpoints(own) => own
                 .lock(FlockOperation::NonBlockingLockShared)
                 .map_err(|e| Error::disk(own.path().display().to_string(), e)),
-            VolumeDirectory::ProjectCache(home) => home.create(),
+            WritableDirectory::ProjectCache(home) => home.create(),
         };
         let lock = match lock {
             Ok(lock) => lock,

@@ -13,7 +13,7 @@ use crate::durable::write_json;
 use crate::volumes::cache_home::CacheHome;
 
 /// The file beside the tree with the state.
-const STATE_FILE: &str = "sync.json";
+const SYNC_STATE_FILE: &str = "sync.json";
 /// The longest time in which a kernel dates all changes of files the same.
 const CLOCK_TICK: Duration = Duration::from_millis(10);
 
@@ -52,7 +52,7 @@ impl CacheHome {
     /// # Errors
     /// [`Kind::Disk`].
     pub fn sync_state(&self) -> Result<SyncState> {
-        let path = self.path().join(STATE_FILE);
+        let path = self.path().join(SYNC_STATE_FILE);
         match fs::read(&path) {
             // A damaged one says nothing: all that is there counts as changed.
             Ok(text) => Ok(serde_json::from_slice(&text).unwrap_or_default()),
@@ -63,8 +63,8 @@ impl CacheHome {
 
     /// Writes the state durably.
     pub(super) fn write_sync_state(&self, state: &SyncState) -> Result<()> {
-        let failed = || format!("cannot write {}", self.path().join(STATE_FILE).display());
-        write_json(self.path(), STATE_FILE, state).with_context(failed)
+        let failed = || format!("cannot write {}", self.path().join(SYNC_STATE_FILE).display());
+        write_json(self.path(), SYNC_STATE_FILE, state).with_context(failed)
     }
 
     /// Notes that a job is about to write to it, one of the boot `now` if it is to be saved; false where one of another boot did, which

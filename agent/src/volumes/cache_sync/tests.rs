@@ -17,13 +17,13 @@ const CONFIG: MirrorConfig = MirrorConfig { memory: 16 << 20 };
 type HomeContent = BTreeMap<PathBuf, String>;
 
 /// A node with a home.
-struct CachingNode {
+struct HomeNode {
     home: CacheHome,
     mirror: Mirror,
     _directory: TempDir,
 }
 
-impl CachingNode {
+impl HomeNode {
     fn new(mirror: &Path) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let home = CacheHome::new(directory.path(), "t", CacheScope::Project, "p");
@@ -95,9 +95,9 @@ impl CachingNode {
 }
 
 /// Two nodes with one mirror.
-fn nodes() -> (TempDir, CachingNode, CachingNode) {
+fn nodes() -> (TempDir, HomeNode, HomeNode) {
     let mirror = tempfile::tempdir().unwrap();
-    let (one, other) = (CachingNode::new(mirror.path()), CachingNode::new(mirror.path()));
+    let (one, other) = (HomeNode::new(mirror.path()), HomeNode::new(mirror.path()));
     (mirror, one, other)
 }
 
@@ -292,7 +292,7 @@ fn next(seed: &mut u64) -> u64 {
 }
 
 /// Changes a home as jobs do: files written, replaced, renamed and removed.
-fn change(node: &CachingNode, seed: &mut u64) {
+fn change(node: &HomeNode, seed: &mut u64) {
     for _ in 0..next(seed) % 8 {
         let path = format!("{}/{}", next(seed) % 4, next(seed) % 6);
         let full = node.tree().join(&path);

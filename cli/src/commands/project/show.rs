@@ -23,12 +23,12 @@ struct ShownCache {
     name: String,
     scope: &'static str,
     /// What is saved in the mirror; `null` where nothing is, or no mirror was named.
-    saved: Option<SavedState>,
+    saved: Option<SavedHome>,
     nodes: Vec<CachingNode>,
 }
 
 #[derive(Debug, Serialize)]
-struct SavedState {
+struct SavedHome {
     at: DateTime<Utc>,
     manifest: String,
     files: u64,
@@ -69,7 +69,7 @@ pub async fn run(args: ProjectShowArgs) -> Result<()> {
         newest: newest.is_some() && report.manifest == newest,
         report,
     });
-    let saved = saved.map(|saved| SavedState {
+    let saved = saved.map(|saved| SavedHome {
         at: saved.listed,
         manifest: saved.manifest.to_string(),
         files: saved.files,

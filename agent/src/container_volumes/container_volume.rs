@@ -33,14 +33,14 @@ pub struct VolumeRecord {
 
 /// The directory of a volume.
 #[derive(Clone, Debug)]
-pub enum VolumeDirectory {
+pub enum WritableDirectory {
     /// That of a job's checkpoints.
     Checkpoints(JobVolume),
     /// The home of a project's training cache.
     ProjectCache(CacheHome),
 }
 
-impl VolumeDirectory {
+impl WritableDirectory {
     /// The directory that `request` of `tenant` asks for; it may not exist.
     pub fn new(volumes: &Volumes, tenant: &str, request: &VolumeRequest) -> Self {
         match request.kind {
@@ -75,7 +75,7 @@ pub struct ContainerVolume {
     /// The target of the bind.
     pub target: Option<BindTarget>,
     /// The directory.
-    pub directory: VolumeDirectory,
+    pub directory: WritableDirectory,
     /// When it was published.
     pub began: DateTime<Utc>,
     state: watch::Sender<State>,
@@ -86,7 +86,7 @@ pub struct ContainerVolume {
 /// How far a volume is.
 #[derive(Clone, Debug, Default)]
 struct State {
-    step: Step,
+    step: VolumeStep,
     /// The directory, once it is there.
     path: PathBuf,
     /// When it was ended.
@@ -97,7 +97,7 @@ struct State {
 }
 
 #[derive(Clone, Debug, Default)]
-enum Step {
+enum VolumeStep {
     #[default]
     Preparing,
     Published,
@@ -112,7 +112,7 @@ impl ContainerVolume {
         record: VolumeRecord,
         tenant: String,
         target: Option<BindTarget>,
-        directory: VolumeDirectory,
+        directory: WritableDirectory,
     ) -> Self {
         let VolumeRecord { request, began, ended, .. } = record;
         let state = watch::Sender::new(State { ended, ..State::default() });
@@ -144,13 +144,13 @@ impl ContainerVolume {
 
     /// Marks it as published.
     pub fn set_published(&self) {
-        self.state.send_modify(|state| state.step = Step::Published);
+        self.state.send_modify(|state| state.step = VolumeStep::Published);
     }
 
     /// Marks it as failed.
     pub fn set_failed(&self, failure: Failure) {
         tracing::warn!("volume {}: {failure}", self.key);
-        self.state.send_modify(|state| state.step = Step::Failed(failure));
+        self.state.send_modify(|state| state.step = VolumeStep::Failed(failure));
     }
 
     /// Waits until it is published.
@@ -159,11 +159,11 @@ impl ContainerVolume {
     /// Why it can't be; and [`Kind::Busy`] for one that was ended.
     pub async fn published(&self) -> ApiResult<()> {
         let mut states = self.state.subscribe();
-        let known = states.wait_for(|state| !matches!(state.step, Step::Preparing)).await;
+        let known = states.wait_for(|state| !matches!(state.step, VolumeStep::Preparing)).await;
         // The sender lives as long as `self`, so there is one.
         let Ok(state) = known else { return Err(Failure::closing()) };
         match &state.step {
-            Step::Failed(failure) => Err(failure.clone()),
+            VolumeStep::Failed(failure) => Err(failure.clone()),
             _ if state.ended.is_some() => {
                 let text =
                     format!("what was written to {} is being saved; ask again later", self.request.kind);
@@ -176,7 +176,7 @@ impl ContainerVolume {
     /// Whether it was ended and not all could be saved.
     pub fn is_unsaved(&self) -> bool {
         let state = self.state.borrow();
-        state.ended.is_some() && matches!(state.step, Step::Failed(_))
+        state.ended.is_some() && matches!(state.step, VolumeStep::Failed(_))
     }
 
     /// Ends it, unless it was.
@@ -227,15 +227,15 @@ impl ContainerVolume {
         let State { step, ended, report, .. } = self.state.borrow().clone();
         let state = match (&step, ended) {
             (_, None) => VolumeState::Published,
-            (Step::Failed(_), _) => VolumeState::Unsaved,
+            (VolumeStep::Failed(_), _) => VolumeState::Unsaved,
             (_, Some(_)) => VolumeState::Saving,
         };
         let message = match (&step, &report) {
-            (Step::Failed(failure), _) => failure.message.clone(),
+            (VolumeStep::Failed(failure), _) => failure.message.clone(),
             (_, Some(report)) => saving_message(report),
             _ => format!("{} of the project {}", self.request.kind, self.request.project),
         };
-        let is_published = ended.is_none() && matches!(step, Step::Published);
+        let is_published = ended.is_none() && matches!(step, VolumeStep::Published);
         VolumeStatus {
             key: self.key.clone(),
             kind: self.request.kind,

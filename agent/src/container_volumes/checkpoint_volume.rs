@@ -15,7 +15,7 @@ use chrono::Utc;
 use tokio::time::sleep;
 
 use super::ContainerVolumes;
-use super::volume::ContainerVolume;
+use super::container_volume::ContainerVolume;
 use crate::api::saving::SaveReport;
 use crate::api::{ApiResult, Failure, MirrorRequest};
 use crate::context::Context;
@@ -25,7 +25,7 @@ use crate::saver::{self, SaveOrder};
 use crate::volumes::JobVolume;
 
 /// The file in a volume that says that its container has ended.
-const END_FILE: &str = "container.end";
+const CONTAINER_END_FILE: &str = "container.end";
 /// The permissions of what a container sees, whoever its user is; the directories above are the agent's own.
 pub const SHARED_MODE: u32 = 0o777;
 /// How often the record of a saver is read.
@@ -41,7 +41,7 @@ pub fn create(volume: &JobVolume) -> Result<File> {
     let lock = volume.create(&[volume.checkpoints()])?;
     saver::begin_checkpoints(volume)?;
     let failed = || format!("cannot prepare {}", volume.path().display());
-    match fs::remove_file(volume.path().join(END_FILE)) {
+    match fs::remove_file(volume.path().join(CONTAINER_END_FILE)) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).with_context(failed),
         _ => {}
     }
@@ -54,8 +54,8 @@ pub fn create(volume: &JobVolume) -> Result<File> {
 /// # Errors
 /// [`Kind::Disk`], [`Kind::NoSpace`].
 pub fn write_end(volume: &JobVolume) -> Result<()> {
-    let failed = || format!("cannot write {}", volume.path().join(END_FILE).display());
-    write_json(volume.path(), END_FILE, &Utc::now()).with_context(failed)
+    let failed = || format!("cannot write {}", volume.path().join(CONTAINER_END_FILE).display());
+    write_json(volume.path(), CONTAINER_END_FILE, &Utc::now()).with_context(failed)
 }
 
 /// Keeps the saver of a volume alive until it has finished, and removes what is saved.
@@ -180,7 +180,7 @@ async fn start(
             directory,
             place: own.place(),
             job_lock: None,
-            job_exit: volume.path().join(END_FILE),
+            job_exit: volume.path().join(CONTAINER_END_FILE),
             project: own.request.project.clone(),
             id: own.request.id.clone().unwrap_or_default(),
             rank: 0,
