@@ -20,7 +20,7 @@ use super::container_volume::ContainerVolume;
 use crate::context::Context;
 use crate::mirror::{self, MIRROR_CONFIG};
 use crate::volumes::cache_home::CacheHome;
-use crate::volumes::cache_sync::CacheSync;
+use crate::volumes::cache_sync::{CacheSync, REPORT_INTERVAL};
 
 /// How often a lock of a home is tried.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -86,8 +86,18 @@ pub async fn save_regularly(
             );
             interval
         });
-        sleep(left.max(LOCK_POLL_INTERVAL)).await;
+        sleep(left.clamp(LOCK_POLL_INTERVAL, REPORT_INTERVAL)).await;
+        if let Err(error) = report(volumes, own, home).await {
+            tracing::warn!("cannot tell other nodes that {home} is in use here: {error}");
+        }
     }
+}
+
+/// Tells other nodes that this one lives, which uses the home.
+async fn report(volumes: &Arc<ContainerVolumes>, own: &ContainerVolume, home: &CacheHome) -> Result<()> {
+    let Some(mirror) = open_mirror(volumes, &own.tenant, home).await? else { return Ok(()) };
+    let home = home.clone();
+    on_own_thread(move || async move { home.report_use(&mirror).await }).await
 }
 
 /// Saves a home that is in use, where that was not done within the `interval`, for whomever. Returns when it is to be done next.

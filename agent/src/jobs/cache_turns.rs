@@ -22,15 +22,17 @@ use crate::api::ApiResult;
 use crate::mirror::{self, MIRROR_CONFIG};
 use crate::text;
 use crate::volumes::cache_home::CacheHome;
-use crate::volumes::cache_sync::{BroughtCache, CacheSync, SavedCache};
+use crate::volumes::cache_sync::{BroughtCache, CacheSync, REPORT_INTERVAL, SavedCache, UnsavedElsewhere};
 
 /// How often the turn of a home is tried.
 const TURN_POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// How often it is looked whether other nodes have saved what a job waits for.
+const UNSAVED_POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// How many names an event lists.
 const SHOWN_PATHS_MAX: usize = 5;
 
-/// Brings the homes of a job's caches to the newest state that is saved, unless another job on this node uses them. The files that it
-/// returns keep the homes for the job.
+/// Brings the homes of a job's caches to the newest state that is saved, unless another job on this node uses them; a job with
+/// `require_cache_affinity` waits for those of other nodes that use them. The files that it returns keep the homes for the job.
 ///
 /// # Errors
 /// Where a job with `require_cache_affinity` can't have the newest state, why.
@@ -44,27 +46,48 @@ pub async fn begin(run: &JobRun) -> ApiResult<Vec<File>> {
     }
     let mut held = Vec::new();
     for home in caches.homes() {
-        let _turn = locked(home, CacheHome::try_turn, job).await?;
-        let own = home.clone();
-        if !blocking(move || Ok(own.is_in_use())).await? {
-            prepare(run, home, caches.needs_newest()).await?;
+        let mut is_noted = false;
+        loop {
+            let turn = locked(home, CacheHome::try_turn, job).await?;
+            let own = home.clone();
+            let is_in_use = blocking(move || Ok(own.is_in_use())).await?;
+            let awaited =
+                if is_in_use { None } else { prepare(run, home, caches.needs_newest(home)).await? };
+            let Some(unsaved) = awaited else {
+                let own = home.clone();
+                held.push(blocking(move || own.create()).await?);
+                break;
+            };
+            // Jobs of this node that don't wait may use it meanwhile.
+            drop(turn);
+            if !is_noted {
+                job.note(format!("waits until other nodes have saved {home}: {unsaved}"));
+                is_noted = true;
+            }
+            sleep(UNSAVED_POLL_INTERVAL).await;
         }
-        let own = home.clone();
-        held.push(blocking(move || own.create()).await?);
     }
     Ok(held)
 }
 
-/// Brings what other nodes saved into a home that no job uses, and notes that one is about to write to it.
-async fn prepare(run: &JobRun, home: &CacheHome, needs_newest: bool) -> ApiResult<()> {
+/// Brings what other nodes saved into a home that no job uses, and notes that one is about to write to it. Where the home needs the
+/// newest state, and jobs of other nodes have that, it returns what is to be waited for.
+async fn prepare(run: &JobRun, home: &CacheHome, needs_newest: bool) -> ApiResult<Option<String>> {
     let (job, own) = (&run.job, home.clone());
     let is_new = blocking(move || Ok(own.is_new())).await?;
     // What is under way for a job that was given up comes to its end before another writes to the home.
     let lock = locked(home, CacheHome::try_sync_lock, job).await?;
-    job_room::make_room(run).await;
     let mirror = open_mirror(run, home).await;
     let mirror =
         mirror.map(|mirror| mirror.map(|mirror| CacheSync::new(home.clone(), mirror, Arc::clone(&lock))));
+    if let (true, Ok(Some(sync))) = (needs_newest, &mirror) {
+        // An error comes again when the state is brought.
+        let unsaved = unsaved_elsewhere(sync).await.ok().flatten();
+        if let Some(unsaved) = unsaved.filter(|unsaved| unsaved.is_awaited) {
+            return Ok(Some(unsaved.message));
+        }
+    }
+    job_room::make_room(run).await;
     let (sync, brought) = match mirror {
         Ok(Some(sync)) => {
             let brought = bring(run, home, &sync, needs_newest).await.map(Some);
@@ -96,7 +119,12 @@ async fn prepare(run: &JobRun, home: &CacheHome, needs_newest: bool) -> ApiResul
     {
         job.note(format!("other nodes are not told that {home} may have unsaved changes here: {error}"));
     }
-    Ok(())
+    Ok(None)
+}
+
+async fn unsaved_elsewhere(sync: &CacheSync) -> Result<Option<UnsavedElsewhere>> {
+    let sync = sync.clone();
+    on_own_thread(move || async move { sync.unsaved_elsewhere().await }).await
 }
 
 /// Brings what other nodes saved into a home, and makes room for it where the disk is full.
@@ -105,8 +133,7 @@ async fn prepare(run: &JobRun, home: &CacheHome, needs_newest: bool) -> ApiResul
 /// Those of [`CacheSync::bring`]; [`Kind::Busy`] where the home needs the newest state, and another node has changes that are not saved.
 async fn bring(run: &JobRun, home: &CacheHome, sync: &CacheSync, needs_newest: bool) -> Result<BroughtCache> {
     let begin = Instant::now();
-    let own = sync.clone();
-    if let Some(unsaved) = on_own_thread(move || async move { own.unsaved_elsewhere().await }).await? {
+    if let Some(UnsavedElsewhere { message: unsaved, .. }) = unsaved_elsewhere(sync).await? {
         if needs_newest {
             return Err(Error::new(Kind::Busy, format!("{unsaved}; {}", unsaved_advice(home))));
         }
@@ -150,6 +177,7 @@ pub async fn save(run: &JobRun) {
                     job.note(format!("cannot save {home}, which stays on this node: {error}"));
                 }
             }
+            never = report_regularly(run) => match never {},
         }
     }
 }
@@ -206,6 +234,26 @@ pub async fn save_regularly(run: &JobRun) -> Infallible {
         }
         sleep(pause.max(TURN_POLL_INTERVAL)).await;
     }
+}
+
+/// Tells other nodes again and again that this one lives, which uses the homes of a job's caches, as long as it is polled.
+pub async fn report_regularly(run: &JobRun) -> Infallible {
+    let caches = JobCaches::of(&run.queue, &run.job).filter(|_| run.job.request().training.rank == 0);
+    let Some(caches) = caches else { return std::future::pending().await };
+    loop {
+        sleep(REPORT_INTERVAL).await;
+        for home in caches.homes() {
+            if let Err(error) = report(run, home).await {
+                tracing::warn!("cannot tell other nodes that {home} is in use here: {error}");
+            }
+        }
+    }
+}
+
+async fn report(run: &JobRun, home: &CacheHome) -> Result<()> {
+    let Some(mirror) = open_mirror(run, home).await? else { return Ok(()) };
+    let home = home.clone();
+    on_own_thread(move || async move { home.report_use(&mirror).await }).await
 }
 
 /// Saves a home that is in use, where that was not done within the `interval`, for this job or another. Returns when it is to be done

@@ -22,6 +22,7 @@ pub struct JobCaches {
     cache: TrainingCache,
     project: CacheHome,
     team: CacheHome,
+    is_team_named: bool,
 }
 
 impl JobCaches {
@@ -30,7 +31,8 @@ impl JobCaches {
         let (cache, training) = (job.request().cache.clone()?, &job.request().training);
         let home = |scope, name| queue.volumes.cache_home(queue.tenant_of(job), scope, name);
         let project = home(CacheScope::Project, training.project());
-        Some(Self { cache, project, team: home(CacheScope::Team, training.team()) })
+        let team = home(CacheScope::Team, training.team());
+        Some(Self { cache, project, team, is_team_named: training.team.is_some() })
     }
 
     /// The homes of the caches.
@@ -38,9 +40,10 @@ impl JobCaches {
         [&self.project, &self.team].into_iter()
     }
 
-    /// Whether the job must begin with their newest state.
-    pub fn needs_newest(&self) -> bool {
-        self.cache.require_cache_affinity
+    /// Whether the job must begin with the newest state of `home`. Not with that of a team that it does not name: jobs of any project
+    /// would wait for each other.
+    pub fn needs_newest(&self, home: &CacheHome) -> bool {
+        self.cache.require_cache_affinity && (home.scope() == CacheScope::Project || self.is_team_named)
     }
 
     /// The bind mounts: what is bound, and where.

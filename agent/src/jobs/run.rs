@@ -104,6 +104,7 @@ impl JobRun {
         let exit = tokio::select! {
             exit = self.supervise(supervisor) => exit,
             never = cache_turns::save_regularly(self) => match never {},
+            never = cache_turns::report_regularly(self) => match never {},
             never = job_room::keep_room(self) => match never {},
         };
         if self.job.request().checkpoints.is_some() && !self.job.has_exited() {

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use bdnfs::digest::Digest;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
 use serde_json::{Value, json};
@@ -255,7 +256,7 @@ fn job_with_cache_affinity_fails_where_the_newest_training_cache_cannot_be_fetch
 }
 
 #[test]
-fn job_with_cache_affinity_fails_while_another_node_has_unsaved_changes() {
+fn job_with_cache_affinity_waits_while_a_job_of_another_node_has_unsaved_changes() {
     let nodes = SavingNodes::new();
     let (mirror, flag) = (nodes.mirror(), nodes.one.directory("flag"));
     nodes.run(&nodes.other, "echo first > $BT_PROJECT_CACHE_DIR/file");
@@ -287,24 +288,29 @@ fn job_with_cache_affinity_fails_while_another_node_has_unsaved_changes() {
     let shown = show();
     let one = shown["nodes"].as_array().unwrap().iter().find(|node| node["this"] == true).unwrap().clone();
     assert!(one["unsaved_since"].is_string() && one["in_use"] == true, "{shown}");
-    let output = nodes.try_run(&nodes.other, &cached(&nodes.other, "true")).unwrap_err();
-    let host = one["host"].as_str().unwrap();
-    assert!(
-        output.contains(&format!("the node {host} has changes that are not saved, the first "))
-            && output.contains(" s old (a job used it there "),
-        "{output}"
-    );
     let status = nodes.run_anyway(&nodes.other, "[ $(cat $BT_PROJECT_CACHE_DIR/file) = first ]");
     assert!(has_event(&status, "the cache of the project p begins without the newest changes"), "{status}");
+    let other = nodes.other.agent(&format!("[mirror]\nurl = \"file://{}\"\n", mirror.display()));
+    let read = cached(&nodes.other, "[ $(cat $BT_PROJECT_CACHE_DIR/file) = second ]");
+    let reader = submitted(&nodes.other, &["--project", "p", text(&read)]);
+    let host = one["host"].as_str().unwrap();
+    let waits = format!(
+        "waits until other nodes have saved the cache of the project p: the node {host} has changes that are not saved, the first "
+    );
+    eventually("it waits", || {
+        let status = job(&nodes.other, &["show", "--json", &reader]).succeeds();
+        has_event(&serde_json::from_str(&status).unwrap(), &waits)
+    });
     fs::write(flag.join("go"), "").unwrap();
     job(&nodes.one, &["wait", &writer]).succeeds();
+    job(&nodes.other, &["wait", &reader]).succeeds();
     agent.stop();
+    other.stop();
     assert!(
         show()["nodes"].as_array().unwrap().iter().all(|node| node["unsaved_since"].is_null()),
         "{}",
         show()
     );
-    nodes.run(&nodes.other, "[ $(cat $BT_PROJECT_CACHE_DIR/file) = second ]");
 }
 
 #[test]
@@ -321,8 +327,10 @@ fn project_forget_gives_up_the_unsaved_changes_of_a_node_that_is_gone() {
     nodes.run(&nodes.other, &command);
     fs::remove_file(&mirror).unwrap();
     fs::rename(&away, &mirror).unwrap();
+    age_reports(&mirror);
     let file = cached(&nodes.one, "[ $(cat $BT_PROJECT_CACHE_DIR/file) = first ]");
-    nodes.try_run(&nodes.one, &file).unwrap_err();
+    let output = nodes.try_run(&nodes.one, &file).unwrap_err();
+    assert!(output.contains("has changes that are not saved, the first "), "{output}");
     let shown = nodes.one.run(&["project", "show", "p", "--mirror", text(&mirror), "--json"]).succeeds();
     let shown: Value = serde_json::from_str(&shown).unwrap();
     // What could not begin here has nothing to save.
@@ -341,15 +349,33 @@ fn project_forget_gives_up_the_unsaved_changes_of_a_node_that_is_gone() {
     nodes.try_run(&nodes.one, &file).unwrap();
 }
 
+/// Makes all that nodes have reported in a mirror years old, as if they were gone.
+fn age_reports(mirror: &Path) {
+    for path in objects(mirror, "homes") {
+        let text = fs::read_to_string(&path).unwrap();
+        let (all, _) = text.rsplit_once(",\n  \"check\": ").unwrap();
+        let mut report: Value = serde_json::from_str(&format!("{all}\n}}")).unwrap();
+        report["reported"] = json!("2020-01-01T00:00:00Z");
+        let text = serde_json::to_string_pretty(&report).unwrap();
+        let all = text.strip_suffix("\n}").unwrap();
+        fs::write(path, format!("{all},\n  \"check\": \"{}\"\n}}\n", Digest::of(all.as_bytes()))).unwrap();
+    }
+}
+
 /// The manifests in a mirror.
 fn manifests(mirror: &Path) -> Vec<PathBuf> {
+    objects(mirror, "manifests")
+}
+
+/// The objects of a mirror below the directories called `kind`.
+fn objects(mirror: &Path, kind: &str) -> Vec<PathBuf> {
     let (mut found, mut todo) = (Vec::new(), vec![mirror.to_owned()]);
     while let Some(directory) = todo.pop() {
         for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 todo.push(path);
-            } else if path.components().any(|part| part.as_os_str() == "manifests") {
+            } else if path.components().any(|part| part.as_os_str() == kind) {
                 found.push(path);
             }
         }

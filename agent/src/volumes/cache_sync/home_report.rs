@@ -3,11 +3,13 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bdnfs::error::{Error, Kind, Result};
+use bdnfs::mirror::Mirror;
 use bdnfs::mirror::homes::HomeReport;
-use chrono::{DateTime, Utc};
+use bdnfs::task::blocking;
+use chrono::{DateTime, TimeDelta, Utc};
 use rustix::rand::GetRandomFlags;
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
@@ -17,6 +19,10 @@ use crate::context::Context;
 use crate::text;
 use crate::volumes::cache_home::CacheHome;
 
+/// How often a node reports again on a home that it uses, so that others know that it lives.
+pub const REPORT_INTERVAL: Duration = Duration::from_secs(60);
+/// How old the last report of a node that lives is at the most: a few that failed, and what clocks differ by.
+const LIVING_REPORT_AGE: TimeDelta = TimeDelta::minutes(5);
 /// The file in the directory of volumes with the identity of the node that they are on.
 const NODE_FILE: &str = "node.json";
 /// The file with the name of the machine (proc_sys_kernel(5)).
@@ -60,7 +66,37 @@ impl NodeIdentity {
     }
 }
 
+/// Changes of a cache that other nodes have, and may not have saved.
+#[derive(Debug)]
+pub struct UnsavedElsewhere {
+    /// Which nodes, and since when, for people.
+    pub message: String,
+    /// Whether they will be saved: living nodes have jobs that use the cache.
+    pub is_awaited: bool,
+}
+
+impl UnsavedElsewhere {
+    /// What of `reports`, those of other nodes, is not saved at `now`.
+    fn of(reports: &[HomeReport], now: DateTime<Utc>) -> Option<Self> {
+        let unsaved = reports.iter().filter(|report| report.unsaved_since.is_some());
+        let is_awaited =
+            unsaved.clone().all(|report| report.in_use && now - report.reported < LIVING_REPORT_AGE);
+        let messages: Vec<_> = unsaved.filter_map(|report| unsaved_message(report, now)).collect();
+        (!messages.is_empty()).then(|| Self { message: messages.join(", "), is_awaited })
+    }
+}
+
 impl CacheHome {
+    /// Tells other nodes, in `mirror`, about the home, which jobs or containers use.
+    ///
+    /// # Errors
+    /// Those of the mirror; [`Kind::Disk`].
+    pub async fn report_use(&self, mirror: &Mirror) -> Result<()> {
+        let home = self.clone();
+        let report = blocking(move || home.report(true)).await?;
+        mirror.put_home_report(&self.key(), &report).await
+    }
+
     /// The report on the home as it is now. Touches the local disk.
     ///
     /// # Errors
@@ -90,21 +126,20 @@ impl CacheSync {
         self.mirror.put_home_report(&self.home.key(), &report).await
     }
 
-    /// What other nodes have of the cache that may not be saved, a line for people; `None` where there is nothing.
+    /// What other nodes have of the cache that may not be saved; `None` where there is nothing.
     ///
     /// # Errors
     /// Those of the mirror; [`Kind::Disk`].
-    pub async fn unsaved_elsewhere(&self) -> Result<Option<String>> {
+    pub async fn unsaved_elsewhere(&self) -> Result<Option<UnsavedElsewhere>> {
         let own = self.with_home(|home| NodeIdentity::of(home.volumes())).await?;
-        let reports = self.mirror.home_reports(&self.home.key()).await?;
-        let unsaved = reports.iter().filter(|report| report.node != own.id).filter_map(unsaved_message);
-        let unsaved: Vec<_> = unsaved.collect();
-        Ok((!unsaved.is_empty()).then(|| unsaved.join(", ")))
+        let mut reports = self.mirror.home_reports(&self.home.key()).await?;
+        reports.retain(|report| report.node != own.id);
+        Ok(UnsavedElsewhere::of(&reports, now()))
     }
 }
 
-fn unsaved_message(report: &HomeReport) -> Option<String> {
-    let age = |since: DateTime<Utc>| text::age(now() - since);
+fn unsaved_message(report: &HomeReport, now: DateTime<Utc>) -> Option<String> {
+    let age = |since: DateTime<Utc>| text::age(now - since);
     let (since, host, reported) = (age(report.unsaved_since?), &report.host, age(report.reported));
     let used = if report.in_use { "used it" } else { "had used it" };
     Some(format!(
@@ -114,4 +149,36 @@ fn unsaved_message(report: &HomeReport) -> Option<String> {
 
 fn now() -> DateTime<Utc> {
     SystemTime::now().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unsaved_changes_are_awaited_from_nodes_that_use_the_cache_and_reported_lately() {
+        let now = DateTime::from_timestamp(1_800_000_000, 0).unwrap();
+        let report = |in_use, minutes| HomeReport {
+            node: "0".into(),
+            host: "h".into(),
+            manifest: None,
+            saved: None,
+            unsaved_since: Some(now - TimeDelta::hours(1)),
+            in_use,
+            reported: now - TimeDelta::minutes(minutes),
+        };
+        let saved = HomeReport { unsaved_since: None, ..report(false, 600) };
+        assert!(UnsavedElsewhere::of(std::slice::from_ref(&saved), now).is_none());
+        for (reports, is_awaited) in [
+            (vec![report(true, 4), saved], true),
+            // Its clock is ahead.
+            (vec![report(true, -4)], true),
+            (vec![report(true, 4), report(true, 6)], false),
+            (vec![report(false, 4)], false),
+        ] {
+            let unsaved = UnsavedElsewhere::of(&reports, now).unwrap();
+            assert_eq!(unsaved.is_awaited, is_awaited, "{reports:?}");
+            assert!(unsaved.message.contains("the node h has changes that are not saved"));
+        }
+    }
 }
