@@ -50,7 +50,7 @@ impl CacheHome {
     /// The state of the home. Touches the local disk.
     ///
     /// # Errors
-    /// [`Kind::Disk`].
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub fn sync_state(&self) -> Result<SyncState> {
         let path = self.path().join(SYNC_STATE_FILE);
         match fs::read(&path) {
@@ -71,7 +71,7 @@ impl CacheHome {
     /// ended under it. Touches the local disk.
     ///
     /// # Errors
-    /// [`Kind::Disk`], [`Kind::NoSpace`].
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).
     pub fn begin_use(&self, now: Option<String>) -> Result<bool> {
         let state = self.sync_state()?;
         let is_torn = now.as_deref().is_some_and(|now| state.is_torn(now));
@@ -85,7 +85,7 @@ impl CacheHome {
     /// disk.
     ///
     /// # Errors
-    /// [`Kind::Disk`], [`Kind::NoSpace`].
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).
     pub fn end_use(&self) -> Result<()> {
         let state = self.sync_state()?;
         if state.boot.is_none() {
