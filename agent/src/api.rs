@@ -9,6 +9,7 @@ pub mod cache;
 pub mod client;
 pub mod cluster;
 pub mod container_volume;
+mod deploy_report;
 pub mod job;
 mod job_log;
 pub mod publication;

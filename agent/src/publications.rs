@@ -15,6 +15,7 @@ mod base;
 pub mod bind;
 mod cdi;
 mod publication;
+mod publication_config;
 mod publishing;
 mod reconcile;
 mod record;
@@ -33,7 +34,6 @@ use bdnfs::source::{Patterns, Uri};
 use bdnfs::task::blocking;
 use parking_lot::Mutex;
 
-use crate::api::container_volume::VolumeKind;
 use crate::api::publication::{PublicationRequest, PublicationState, PublicationStatus, is_publication_key};
 use crate::api::{ApiResult, Failure};
 use crate::context::Context;
@@ -47,43 +47,13 @@ use publication::Publication;
 use record::PublicationRecord;
 
 pub use cdi::is_device_name;
+pub use publication_config::PublicationConfig;
 pub use sources::SourceConfig;
 
 /// The directory in the cache with the bases.
 const BASES_DIRECTORY: &str = "bases";
 /// How long a request is held at most: any runtime's deadline is shorter, and it may come again.
 const PUBLISH_WAIT_MAX: Duration = Duration::from_secs(60 * 60);
-
-/// The configuration of publications: what may be published, and where.
-#[derive(Clone, Debug)]
-pub struct PublicationConfig {
-    /// The directories below which targets lie.
-    pub targets: Vec<PathBuf>,
-    /// The directory with the bases; default: one in the cache.
-    pub bases: Option<PathBuf>,
-    /// Schemes and prefixes of the sources that authors without administrators' rights may name.
-    pub inline_sources: Vec<String>,
-    /// The volumes to write to that authors without administrators' rights may ask for, in projects of their tenant.
-    pub inline_volumes: Vec<VolumeKind>,
-    /// The sources that have a name.
-    pub sources: Vec<SourceConfig>,
-    /// The file that lists them as CDI devices for container runtimes.
-    pub cdi_file: Option<PathBuf>,
-}
-
-impl Default for PublicationConfig {
-    /// Targets of kubelets, and of hooks that have their own directory for what ends with the boot.
-    fn default() -> Self {
-        Self {
-            targets: ["/var/lib/kubelet", "/run/bdnfs"].map(PathBuf::from).to_vec(),
-            bases: None,
-            inline_sources: trust::DEFAULT_INLINE_SOURCES.map(str::to_owned).to_vec(),
-            inline_volumes: Vec::new(),
-            sources: Vec::new(),
-            cdi_file: None,
-        }
-    }
-}
 
 /// The state that a request for a publication waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -128,3 +128,19 @@ fn entry(weights: WeightsSource, options: &SourceOptions) -> Result<WeightsEntry
         layout,
     })
 }
+
+/// Refuses repositories that share a mount location: each is a mount of its own, and one would cover the other.
+///
+/// # Errors
+/// Where two do, which.
+pub fn refuse_shared_locations(entries: &[WeightsEntry]) -> Result<()> {
+    for (number, entry) in entries.iter().enumerate() {
+        if entries[..number].iter().any(|other| other.mountpoint == entry.mountpoint) {
+            let (uri, place) = (entry.source.uri(), entry.mountpoint.display());
+            bail!(
+                "{uri}: {place} is the mount_location of another source; only jobs and containers show several repositories in one directory"
+            );
+        }
+    }
+    Ok(())
+}

@@ -160,19 +160,6 @@ impl MountArgs {
     }
 }
 
-/// Refuses repositories that share a mount location: each is a mount of its own, and one would cover the other.
-fn refuse_shared_locations(entries: &[WeightsEntry]) -> Result<()> {
-    for (number, entry) in entries.iter().enumerate() {
-        if entries[..number].iter().any(|other| other.mountpoint == entry.mountpoint) {
-            let (uri, place) = (entry.source.uri(), entry.mountpoint.display());
-            bail!(
-                "{uri}: {place} is the mount_location of another source; only jobs and containers show several repositories in one directory"
-            );
-        }
-    }
-    Ok(())
-}
-
 /// Mounts the sources.
 pub fn run(args: MountArgs, verbose: u8) -> Result<()> {
     let session = MountSession::new(args, verbose)?;
@@ -198,7 +185,7 @@ impl MountSession {
         mountpoint::check_fuse()?;
         let endpoint = Endpoint::find(&args.cache)?;
         let entries = args.entries()?;
-        refuse_shared_locations(&entries)?;
+        weights::refuse_shared_locations(&entries)?;
         let mut created = CreatedDirectories::default();
         let mut requests = Vec::new();
         for entry in entries {

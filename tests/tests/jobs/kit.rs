@@ -117,3 +117,41 @@ pub fn sha256(bytes: &[u8]) -> String {
 pub fn campaign_rounds(nightly: usize) -> usize {
     std::env::var("CAMPAIGN_ROUNDS").map_or(nightly, |rounds| rounds.parse().expect("a number"))
 }
+
+/// Makes all that nodes have reported in a mirror years old, as if they were gone.
+pub fn age_reports(mirror: &Path) {
+    for path in objects(mirror, "homes") {
+        let text = fs::read_to_string(&path).unwrap();
+        let (all, _) = text.rsplit_once(",\n  \"check\": ").unwrap();
+        let mut report: Value = serde_json::from_str(&format!("{all}\n}}")).unwrap();
+        report["reported"] = json!("2020-01-01T00:00:00Z");
+        let text = serde_json::to_string_pretty(&report).unwrap();
+        let all = text.strip_suffix("\n}").unwrap();
+        fs::write(
+            path,
+            format!("{all},\n  \"check\": \"{}\"\n}}\n", bdnfs::digest::Digest::of(all.as_bytes())),
+        )
+        .unwrap();
+    }
+}
+
+/// The manifests in a mirror.
+pub fn manifests(mirror: &Path) -> Vec<PathBuf> {
+    objects(mirror, "manifests")
+}
+
+/// The objects of a mirror below the directories called `kind`.
+fn objects(mirror: &Path, kind: &str) -> Vec<PathBuf> {
+    let (mut found, mut todo) = (Vec::new(), vec![mirror.to_owned()]);
+    while let Some(directory) = todo.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                todo.push(path);
+            } else if path.components().any(|part| part.as_os_str() == kind) {
+                found.push(path);
+            }
+        }
+    }
+    found
+}

@@ -3,12 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use bdnfs::digest::Digest;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
 use serde_json::{Value, json};
 
-use super::kit::{events, job, spec, submitted, text};
+use super::kit::{age_reports, events, job, manifests, spec, submitted, text};
 
 /// Nodes that save into one mirror.
 struct SavingNodes {
@@ -347,40 +346,6 @@ fn project_forget_gives_up_the_unsaved_changes_of_a_node_that_is_gone() {
         nodes.one.run(&[&words[..], more].concat()).succeeds();
     }
     nodes.try_run(&nodes.one, &file).unwrap();
-}
-
-/// Makes all that nodes have reported in a mirror years old, as if they were gone.
-fn age_reports(mirror: &Path) {
-    for path in objects(mirror, "homes") {
-        let text = fs::read_to_string(&path).unwrap();
-        let (all, _) = text.rsplit_once(",\n  \"check\": ").unwrap();
-        let mut report: Value = serde_json::from_str(&format!("{all}\n}}")).unwrap();
-        report["reported"] = json!("2020-01-01T00:00:00Z");
-        let text = serde_json::to_string_pretty(&report).unwrap();
-        let all = text.strip_suffix("\n}").unwrap();
-        fs::write(path, format!("{all},\n  \"check\": \"{}\"\n}}\n", Digest::of(all.as_bytes()))).unwrap();
-    }
-}
-
-/// The manifests in a mirror.
-fn manifests(mirror: &Path) -> Vec<PathBuf> {
-    objects(mirror, "manifests")
-}
-
-/// The objects of a mirror below the directories called `kind`.
-fn objects(mirror: &Path, kind: &str) -> Vec<PathBuf> {
-    let (mut found, mut todo) = (Vec::new(), vec![mirror.to_owned()]);
-    while let Some(directory) = todo.pop() {
-        for entry in fs::read_dir(directory).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                todo.push(path);
-            } else if path.components().any(|part| part.as_os_str() == kind) {
-                found.push(path);
-            }
-        }
-    }
-    found
 }
 
 #[test]
