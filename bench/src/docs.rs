@@ -4,6 +4,7 @@
 //! ```text
 //! <!-- figures from ../bench/results/NAME.json -->      where the report lies, beside the text; once, first
 //! <!-- figures: KEY -->                                 a group by its key, `machine` or `losses`
+//! <!-- figures of ../bench/results/NAME.md -->          what another program printed into that file
 //! ..
 //! <!-- end of figures -->
 //! ```
@@ -17,6 +18,7 @@ use crate::report::BenchReport;
 
 const FROM: &str = "<!-- figures from ";
 const BEGIN: &str = "<!-- figures: ";
+const OF: &str = "<!-- figures of ";
 const CLOSE: &str = " -->";
 const END: &str = "<!-- end of figures -->";
 
@@ -68,6 +70,10 @@ fn fill(path: &Path, text: &str, from: Option<&str>) -> Result<String> {
             let report = report.as_ref().context("figures stand before the report that they are from")?;
             ensure!(lines.any(|line| line == END), "the figures of {key} have no end");
             new += &format!("{line}\n{}{END}\n", figures(report, key));
+        } else if let Some(named) = marked(line, OF) {
+            ensure!(lines.any(|line| line == END), "the figures of {named} have no end");
+            let printed = read(&path.parent().unwrap_or(Path::new(".")).join(named))?;
+            new += &format!("{line}\n{printed}{END}\n");
         } else {
             new += line;
             new.push('\n');
@@ -152,7 +158,8 @@ mod tests {
         let units = ["s", "ms", "%", "MB/s", "GB/s", "MiB", "GiB", "times", "files/s", "Gbit/s", "requests"];
         let mut written = true;
         for (number, line) in text.lines().enumerate() {
-            written = (written || line == END) && marked(line, BEGIN).is_none();
+            let begins = [BEGIN, OF].iter().any(|begin| marked(line, begin).is_some());
+            written = (written || line == END) && !begins;
             // What stands in backquotes is code.
             let prose: String = line.split('`').step_by(2).collect::<Vec<_>>().join(" ");
             let words: Vec<_> = prose.split_whitespace().collect();
