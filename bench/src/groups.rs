@@ -9,7 +9,7 @@ use crate::lab::BenchEnv;
 use crate::report::BenchReport;
 use crate::{
     agent, cluster, cold, cost, hooks, instructions, limits, loaders, local, memory, mirror, peer, rivals,
-    small, staging,
+    small, staging, volumes,
 };
 
 /// A group of rows. They are measured in this order: what users ask for first comes first.
@@ -39,6 +39,8 @@ pub enum GroupName {
     Agent,
     /// The cost of a container's volume
     Hooks,
+    /// What jobs write, beside the bare disk, and how it is saved
+    Volumes,
     /// Processor, memory and requests, and how they grow
     Cost,
     /// Many small files, beside the disk's own file system
@@ -61,7 +63,7 @@ impl GroupName {
     /// Its share of the time, relative to the other groups: the seconds that it takes at the medium sizes.
     fn share(self) -> u32 {
         match self {
-            Self::Hot | Self::Limits => 2,
+            Self::Hot | Self::Limits => 4,
             Self::Hooks | Self::Memory => 4,
             Self::Cold => 8,
             Self::Cost | Self::Staging => 9,
@@ -71,6 +73,7 @@ impl GroupName {
             Self::Mirror => 19,
             Self::Cluster => 23,
             Self::Agent => 25,
+            Self::Volumes => 200,
         }
     }
 
@@ -91,6 +94,7 @@ impl GroupName {
             Self::Mirror => mirror::measure(lab, report),
             Self::Agent => agent::measure(lab, report),
             Self::Hooks => hooks::measure(lab, report),
+            Self::Volumes => volumes::measure(lab, report),
             Self::Peer => peer::measure(lab, report),
             Self::Cluster => cluster::measure(lab, report),
             Self::Cost => cost::measure(lab, report),

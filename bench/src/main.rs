@@ -47,6 +47,7 @@ mod samples;
 mod small;
 mod staging;
 mod unit;
+mod volumes;
 
 use against::ReportComparison;
 use bytesize::ByteSize;
