@@ -17,6 +17,7 @@ mod refresh;
 mod resolve;
 pub(crate) mod store_adapter;
 pub(crate) mod store_connector;
+pub(crate) mod store_keys;
 
 use std::fmt;
 use std::sync::Arc;

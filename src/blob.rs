@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::str::FromStr;
 
 use bytes::Bytes;
 
 use crate::block::{self, BLOCK, Check};
 use crate::digest::Digest;
+use crate::error::{Error, Result};
 
 /// The name of a blob, and of its file in a cache.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,6 +39,17 @@ impl fmt::Display for Key {
         match self {
             Self::Content(digest) => digest.fmt(f),
             Self::Origin(digest) => write!(f, "o-{digest}"),
+        }
+    }
+}
+
+impl FromStr for Key {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text.strip_prefix("o-") {
+            Some(digest) => digest.parse().map(Self::Origin),
+            None => text.parse().map(Self::Content),
         }
     }
 }

@@ -333,8 +333,9 @@ impl Engine {
     }
 
     /// Waits until what has arrived is durable, so that nothing of it is fetched again by the next process. What is
-    /// partly here stays so; flights under way are given up with the process.
+    /// partly here stays so; flights under way are given up with the process, and removals are left to the next one.
     pub async fn close(&self) {
+        self.cache().leave_removals();
         let all: Vec<_> = {
             let tenants = self.node.tenants.lock();
             tenants.values().map(|(_, contents)| contents.clone()).collect()

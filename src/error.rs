@@ -88,7 +88,7 @@ impl Error {
     }
 
     /// Adds `outer`, the failed operation one level further out, to the message.
-    pub fn within(mut self, outer: impl fmt::Display) -> Self {
+    pub fn context(mut self, outer: impl fmt::Display) -> Self {
         self.context = format!("{outer}: {}", self.context);
         self
     }
@@ -96,7 +96,7 @@ impl Error {
     /// Adds the directory in which it happened, if it is a failure of the local disk.
     pub fn on_disk(self, directory: &Path) -> Self {
         match self.kind {
-            Kind::Disk | Kind::NoSpace => self.within(directory.display()),
+            Kind::Disk | Kind::NoSpace => self.context(directory.display()),
             _ => self,
         }
     }
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn error_with_causes_displays_one_line() {
         let io = std::io::Error::other("spindle\nstopped");
-        let error = Error::disk("cannot write block 3", io).within("model.bin");
+        let error = Error::disk("cannot write block 3", io).context("model.bin");
         assert_eq!(error.to_string(), "model.bin: cannot write block 3: spindle stopped");
         assert_eq!(error.kind(), Kind::Disk);
         assert_eq!(error.share().to_string(), error.to_string());

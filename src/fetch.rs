@@ -253,7 +253,7 @@ impl Ladder {
                     1.. if is_unreachable => Error::new(Kind::Corrupt, error.to_string()),
                     _ => error,
                 };
-                return Err(error.within(blob));
+                return Err(error.context(blob));
             }
             tracing::debug!(%blob, %error, ?wait, "asking again");
             tokio::time::sleep(wait).await;
@@ -362,7 +362,7 @@ impl Ladder {
             self.pace.lock().observe(latency, arrived, flow);
         }
         outcome.map(|()| true).map_err(|e| match e.kind() {
-            Kind::Corrupt => e.within(tier.locate(blob)),
+            Kind::Corrupt => e.context(tier.locate(blob)),
             _ => e,
         })
     }

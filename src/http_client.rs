@@ -1,7 +1,7 @@
 //! Requests to remote services: one client with the engine's timeouts ([`HttpClient`]), the reading of responses
 //! ([`response`]) and when to retry ([`retry`]).
 //!
-//! The errors made here say what the server did, not what was asked of it: the caller adds that ([`Error::within`]). None
+//! The errors made here say what the server did, not what was asked of it: the caller adds that ([`Error::context`]). None
 //! of them holds a URL, since a query may hold a signature.
 
 mod certificates;
@@ -195,5 +195,5 @@ fn no_client(error: reqwest::Error) -> Error {
 
 /// The error of a server that was silent for `limit`.
 fn silent(limit: Duration) -> Error {
-    Error::new(Kind::Timeout, format!("the server did not answer within {} s", limit.as_secs()))
+    Error::new(Kind::Timeout, format!("the server did not respond within {} s", limit.as_secs()))
 }

@@ -98,8 +98,8 @@
 //! - [`block::Arrival::verify`] is the only way to make a [`block::Verified`], and only that can be stored or read. Content
 //!   without a published digest is pinned to the origin's own version of it ([`blob::Key::Origin`]); every request is
 //!   conditional on that version.
-//! - The file system is the index ([`cache`]). There is nothing to recover after a crash and nothing to corrupt; what was
-//!   written before an unclean stop is verified again before it is used ([`cache::presence`]).
+//! - The file system is the index ([`cache`]). There is nothing to recover after a crash and nothing to corrupt; of a
+//!   part, what was written before an unclean stop is verified again before it is used ([`cache::presence`]).
 //! - A node that fetches for other nodes waits for none of them ([`fetch::FetchScope`]), so requests can't circle.
 //! - Everything is bounded: bytes in flight by the budget, the cache by its limits, reads by [`content::READ_DEADLINE`],
 //!   queues by their sizes.

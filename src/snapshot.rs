@@ -305,9 +305,11 @@ impl Snapshot {
         (0..self.manifest().blobs()).map(|blob| self.manifest().blob_size(blob)).sum()
     }
 
-    /// Begins to make everything local. Several calls share one stage.
+    /// Begins to make everything local. Several calls share one stage; one that has failed is begun anew.
     pub fn stage(self: &Arc<Self>) -> Arc<Stage> {
-        self.stage.lock().get_or_insert_with(|| Stage::start(self, false)).clone()
+        let mut stage = self.stage.lock();
+        let usable = stage.take().filter(|last| !matches!(last.outcome(), Some(Err(_))));
+        stage.insert(usable.unwrap_or_else(|| Stage::start(self, false))).clone()
     }
 
     /// Starts a stage that also verifies the blocks that are already local.

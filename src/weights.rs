@@ -30,8 +30,8 @@ use job_keys::is_filled;
 pub use job::{CheckpointingConfig, JobCommands, Unsupported, Variable, job_commands, unsupported};
 pub use loading::{CheckpointLoading, CheckpointReference};
 pub use mount::{ShownSource, check_locations, shown_sources};
-pub use schema::check_label;
-pub use training_cache::{TrainingCache, is_cache_base, training_cache};
+pub use schema::{check_label, is_cache_base};
+pub use training_cache::{TrainingCache, training_cache};
 
 const SOURCE_KEY: &str = "source";
 const MOUNT_KEY: &str = "mount_location";

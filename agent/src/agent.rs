@@ -62,7 +62,7 @@ impl Agent {
     ) -> ApiResult<Self> {
         let AgentConfig { cache, persistent, mirror, secrets, via, publications, volumes, docker, .. } =
             config;
-        let volumes = Arc::new(Volumes::new(volumes, &cache.dir)?);
+        let volumes = Arc::new(Volumes::new(volumes, engine.cache())?);
         let requests = Arc::<RequestMetrics>::default();
         let mounter = Mounter {
             history: SourceHistory::open(&cache.dir)?,

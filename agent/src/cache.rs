@@ -20,9 +20,6 @@ use rustix::fs::OFlags;
 pub use crate::api::DEFAULT_TENANT;
 use crate::context::Context;
 
-/// The directory of an agent's state, in that of the cache.
-const STATE_DIRECTORY: &str = "state";
-
 /// The part of the cache's disk that stays free for others, in percent...
 const RESERVE_PERCENT: u64 = 5;
 /// ...but no more than this: on a disk of many terabytes 20 GiB are room enough for logs and checkpoints.

@@ -34,16 +34,17 @@ use tokio::time::sleep;
 use crate::api::container_volume::{VolumeKind, VolumeRequest, VolumeStatus};
 use crate::api::publication::is_publication_key;
 use crate::api::{ApiResult, Failure, MirrorRequest};
-use crate::context::Context;
 use crate::deploy::AdmissionQueue;
 use crate::lifecycle::Lifecycle;
 use crate::mounts::MountManager;
 use crate::publications::PublicationConfig;
 use crate::publications::bind::BindTarget;
 use crate::records::Records;
+use crate::saver;
 use crate::telemetry::scrape::SavingScrape;
-use crate::volumes::{VolumeSpace, Volumes};
+use crate::volumes::Volumes;
 use container_volume::{ContainerVolume, VolumeRecord, WritableDirectory};
+use project_cache::ProjectCacheUse;
 
 /// How often it is checked whether a container still has a volume that was ended.
 const USE_POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -56,7 +57,6 @@ pub struct ContainerVolumes {
     /// The kinds that any author may ask for.
     inline: Vec<VolumeKind>,
     volumes: Arc<Volumes>,
-    space: VolumeSpace,
     mounts: Arc<MountManager>,
     admission: Arc<AdmissionQueue>,
     lifecycle: Arc<Lifecycle>,
@@ -79,15 +79,12 @@ impl ContainerVolumes {
         admission: Arc<AdmissionQueue>,
     ) -> Result<Self> {
         let records = Arc::new(Records::<VolumeRecord>::open(&mounts.mounter().cache, "volumes")?);
-        let boot = boot::id().context("cannot read /proc/sys/kernel/random/boot_id")?.trim().to_owned();
-        let evictor = mounts.mounter().engine.cache().evictor();
-        let space = VolumeSpace::new(volumes.directory(), &mounts.mounter().cache, evictor);
+        let boot = boot::id()?;
         let (targets, inline) = (config.targets.clone(), config.inline_volumes.clone());
         Ok(Self {
             targets,
             inline,
             volumes,
-            space,
             mounts,
             admission,
             lifecycle,
@@ -186,12 +183,12 @@ impl ContainerVolumes {
             _ => {}
         }
         let id = request.id.as_deref().unwrap_or("any");
-        CheckpointId::new(&request.project, id, LOOSE, 0).map_err(|e| e.within(kind.to_string()))?;
+        CheckpointId::new(&request.project, id, LOOSE, 0).map_err(|e| e.context(kind.to_string()))?;
         let tenant =
             request.tenant.clone().unwrap_or_else(|| self.mounts.mounter().engine.tenant().to_owned());
         tenant::check(&tenant)?;
         if kind == VolumeKind::Checkpoints && self.mirror(&tenant)?.is_none() {
-            return Err(checkpoint_volume::no_mirror());
+            return Err(saver::no_mirror());
         }
         let target = request.target.as_ref().map(|target| BindTarget::locate(target, &self.targets));
         let directory = WritableDirectory::new(&self.volumes, &tenant, &request);
@@ -221,7 +218,8 @@ impl ContainerVolumes {
                     blocking(move || checkpoint_volume::create(&own)).await?
                 }
                 WritableDirectory::ProjectCache(home) => {
-                    project_cache::begin(self, &volume.tenant, &home).await?
+                    let user = ProjectCacheUse { volumes: Arc::clone(self), volume: Arc::clone(volume) };
+                    user.begin(&home).await?
                 }
             };
             let (volumes, own) = (Arc::clone(self), Arc::clone(volume));
@@ -293,13 +291,8 @@ impl ContainerVolumes {
                 tokio::join!(checkpoint_volume::save(&self, &volume, own), self.await_unused(&volume)).0
             }
             WritableDirectory::ProjectCache(home) => {
-                tokio::select! {
-                    () = self.await_unused(&volume) => {}
-                    never = project_cache::save_regularly(&self, &volume, home) => match never {},
-                }
-                if let Err(error) = project_cache::save(&self, &volume, home).await {
-                    tracing::warn!("cannot save {home}, which stays on this node: {error}");
-                }
+                let user = ProjectCacheUse { volumes: Arc::clone(&self), volume: Arc::clone(&volume) };
+                user.save(home, self.await_unused(&volume)).await;
                 Ok(())
             }
         };

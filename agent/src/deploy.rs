@@ -5,10 +5,12 @@
 //! MirrorQueue ──> mounts ──> AdmissionQueue ──> stage_all ──> gate open: report
 //! ```
 //!
-//! And what they have saved is brought into the cache when they have ended ([`CheckpointCaching`]), for the next ones.
+//! And what they have saved is added to the cache when they have ended ([`CheckpointCaching`]), for the next ones. The training
+//! caches that they share are updated before and saved after ([`home_use`]).
 
 mod admission;
 mod cached_checkpoints;
+pub mod home_use;
 mod mirror;
 mod report;
 mod staging;

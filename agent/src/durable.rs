@@ -7,6 +7,9 @@ use std::path::Path;
 use serde::Serialize;
 use tempfile::NamedTempFile;
 
+/// The directory of an agent's state, in that of its cache: the records, the agent's claim, the last scrub.
+pub const STATE_DIRECTORY: &str = "state";
+
 /// Writes `content` as JSON into the file `name` of a directory; when this returns, it is on the disk. Touches the local disk.
 ///
 /// # Errors

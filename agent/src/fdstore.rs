@@ -10,8 +10,8 @@
 //! both over: so there is never a second one, and no agent has to wait for one to come up. An fd store ends when
 //! it holds nothing and no agent is there, or when none has come within the hold time ([`FdStore::find`]).
 //!
-//! While it runs, the agent greets the fd store again and again. One that does not, because it was stopped or
-//! hangs, would block its cache and its mounts: the fd store kills it, so that the next can take over.
+//! While it runs, the agent greets the fd store again and again. One that hangs would block its cache and its mounts: the fd store
+//! kills it, so that the next can take over. One that a signal stopped is continued.
 //!
 //! It can also run as a service of its own ([`process::run_service`]), so that agents in containers that are replaced find it.
 //!

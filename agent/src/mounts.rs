@@ -28,4 +28,5 @@ pub use lookup::ResolvedSnapshot;
 pub use manager::MountManager;
 pub use mount::ManagedMount;
 pub use mounter::{MountDefaults, Mounter};
+pub use record::recorded_mountpoints;
 pub use restore::{MountPurpose, restore};

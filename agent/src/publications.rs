@@ -96,7 +96,7 @@ impl Publications {
     ) -> Result<Self> {
         let cache = &mounts.mounter().cache;
         let records = Records::<PublicationRecord>::open(cache, "publications")?;
-        let boot = boot::id().context("cannot read /proc/sys/kernel/random/boot_id")?.trim().to_owned();
+        let boot = boot::id()?;
         let (last_run, dropped): (BTreeMap<_, _>, BTreeMap<_, _>) =
             records.all()?.into_iter().partition(|(_, record)| record.boot == boot);
         for key in dropped.keys() {

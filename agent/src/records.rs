@@ -17,9 +17,8 @@ use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
 use crate::context::Context;
+use crate::durable::STATE_DIRECTORY;
 
-/// The directory of all kinds of records, in that of a cache.
-const STATE_DIRECTORY: &str = "state";
 /// The version of what is written. A higher one is left alone.
 const VERSION: u32 = 1;
 /// The suffix of a record's file name.
@@ -87,6 +86,17 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
             }
         }
         Ok(found)
+    }
+
+    /// All records of this `kind` in the cache directory `cache`, for a reader that does not hold its lock: nothing is changed there.
+    /// What can't be read is left out.
+    pub fn peek(cache: &Path, kind: &str) -> Vec<T> {
+        let below = Path::new(STATE_DIRECTORY).join(kind);
+        let Ok(root) = CacheDirectory::open(cache) else { return Vec::new() };
+        let names = fs::read_dir(cache.join(&below)).into_iter().flatten().flatten();
+        let names = names.map(|entry| below.join(entry.file_name()));
+        let is_record = |name: &PathBuf| name.to_string_lossy().ends_with(RECORD_SUFFIX);
+        names.filter(is_record).filter_map(|name| read(&root, name.as_os_str()).ok()).collect()
     }
 
     /// The record called `name`, if it is there.

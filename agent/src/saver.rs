@@ -14,6 +14,7 @@ mod ahead;
 mod outcomes;
 mod process;
 mod record;
+mod restarts;
 mod round;
 mod save_context;
 mod survivors;
@@ -42,7 +43,10 @@ use save_context::is_remainder;
 
 pub use process::{has_saver, start};
 pub use record::{SaverEnd, SaverRecord, read, request_end, requested_end};
+pub use restarts::SaverRestarts;
 
+/// How often those who watch a saver read its record.
+pub const RECORD_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The file in a volume that its saver holds locked as long as it lives.
 const SAVER_LOCK_FILE: &str = "saver.lock";
 
@@ -130,6 +134,12 @@ fn is_all_saved(volume: &Path, checkpoints: &Path) -> Result<bool> {
             |saved: &SavedState| saved.fingerprint == seal.fingerprint() || is_remainder(volume, seal, saved);
         seal.files.is_empty() || saved.get(name).is_some_and(is_saved)
     }))
+}
+
+/// Why checkpoints can't be saved without a mirror.
+pub fn no_mirror() -> Error {
+    let text = "checkpoints are saved in a mirror, and the agent of this node has none; add [mirror] to its configuration";
+    Error::new(Kind::Unsupported, text)
 }
 
 /// Makes sure that there is nothing in the checkpoint directory of `volume` that an earlier job of this id left, and forgets what became of its own.

@@ -27,6 +27,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use bdnfs::cache::node::NodeCache;
 use bdnfs::error::{Error, Kind, Result};
 use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
@@ -96,16 +97,19 @@ impl Default for VolumeConfig {
 #[derive(Debug)]
 pub struct Volumes {
     config: VolumeConfig,
+    space: VolumeSpace,
     /// Held by the one who evicts homes.
     eviction: Mutex<()>,
 }
 
 impl Volumes {
-    /// The volumes of an agent whose cache is in the directory `cache`.
+    /// The volumes of an agent with this `cache`.
     ///
     /// # Errors
     /// [`Kind::Invalid`] where one of the directories lies in the other: a cache may be deleted at any time.
-    pub fn new(config: VolumeConfig, cache: &Path) -> Result<Self> {
+    pub fn new(config: VolumeConfig, cache: &NodeCache) -> Result<Self> {
+        let space = VolumeSpace::new(&config.dir, cache);
+        let cache = cache.root();
         let dir = config.dir.canonicalize().unwrap_or_else(|_| config.dir.clone());
         if dir.starts_with(cache) || cache.starts_with(&dir) {
             let (dir, cache) = (dir.display(), cache.display());
@@ -115,12 +119,17 @@ impl Volumes {
             );
             return Err(Error::new(Kind::Invalid, text));
         }
-        Ok(Self { config, eviction: Mutex::default() })
+        Ok(Self { config, space, eviction: Mutex::default() })
     }
 
     /// The directory of all volumes.
     pub fn directory(&self) -> &Path {
         &self.config.dir
+    }
+
+    /// The space on their disk.
+    pub fn space(&self) -> &VolumeSpace {
+        &self.space
     }
 
     /// The configuration of volumes.
@@ -282,12 +291,23 @@ fn subdirectories(path: &Path) -> Vec<PathBuf> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::time::SystemTime;
+
+    use bdnfs::cache::Limits;
+
     use super::*;
 
-    fn volumes(home: &Path) -> Volumes {
+    /// The cache in `root`, without limits.
+    pub fn node_cache(root: &Path) -> NodeCache {
+        let limits = Limits { capacity: None, reserve: 0 };
+        NodeCache::open(root, limits, BTreeMap::new(), SystemTime::now).unwrap().0
+    }
+
+    /// Volumes in `home`, beside the cache.
+    pub fn volumes(home: &Path) -> Volumes {
         let config = VolumeConfig { dir: home.join("volumes"), ..Default::default() };
-        Volumes::new(config, &home.join("cache")).unwrap()
+        Volumes::new(config, &node_cache(&home.join("cache"))).unwrap()
     }
 
     #[test]
@@ -295,7 +315,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         for (dir, cache) in [("cache/volumes", "cache"), ("volumes", "volumes/cache")] {
             let config = VolumeConfig { dir: home.path().join(dir), ..Default::default() };
-            let error = Volumes::new(config, &home.path().join(cache)).unwrap_err();
+            let error = Volumes::new(config, &node_cache(&home.path().join(cache))).unwrap_err();
             assert_eq!(error.kind(), Kind::Invalid, "{error}");
         }
     }

@@ -59,5 +59,9 @@ fn unresponsive(socket: &Path) -> String {
     let locks = [socket.with_added_extension("lock"), socket.with_file_name("lock")];
     let owner = locks.iter().find_map(|lock| std::fs::read_to_string(lock).ok());
     let process = owner.map_or(String::new(), |pid| format!(" (process {})", pid.trim()));
-    format!("the agent at {}{process} does not answer within {} s", socket.display(), QUERY_TIMEOUT.as_secs())
+    format!(
+        "the agent at {}{process} does not respond within {} s",
+        socket.display(),
+        QUERY_TIMEOUT.as_secs()
+    )
 }

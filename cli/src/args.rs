@@ -157,6 +157,9 @@ mod tests {
             "bdnfs mount s3://b/p /mnt --cache-size many",
             "bdnfs mount s3://b/p /mnt --uid root",
             "bdnfs mount ftp://host/p /mnt",
+            "bdnfs mount --root /srv s3://b/p /mnt",
+            "bdnfs mount --lenient s3://b/p /mnt",
+            "bdnfs mirror add --lenient s3://b/p",
             "bdnfs ls relative",
         ] {
             let error = Cli::try_parse_from(line.split(' ')).expect_err(line);

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use bdnfs::cache::directory::CacheDirectory;
+use bdnfs::cache::layout;
 use bdnfs_agent::api::socket;
 use bdnfs_agent::cache::scrubber::DEFAULT_SCRUB_INTERVAL;
 use bdnfs_agent::cache::{CacheConfig, DEFAULT_TENANT};
@@ -64,13 +65,26 @@ impl CacheArgs {
         self.cache_size.map(|size| size.as_u64())
     }
 
-    /// Opens the directory. Creates it when it is missing, with mode 0700.
-    pub fn open(&self) -> Result<CacheConfig> {
+    /// The path of the directory, which may be missing.
+    fn path(&self) -> Result<PathBuf> {
         let env = |name: &str| std::env::var_os(name).map(PathBuf::from);
         let root = rustix::process::geteuid().is_root();
-        let Some(dir) = self.cache_dir.clone().or_else(|| default_dir(env, root)) else {
-            bail!("no home directory for a cache; set --cache-dir");
-        };
+        let path = self.cache_dir.clone().or_else(|| default_dir(env, root));
+        path.context("no home directory for a cache; set --cache-dir")
+    }
+
+    /// Opens the directory of a cache that exists: what a command only looks at, it does not create.
+    pub fn open_existing(&self) -> Result<CacheConfig> {
+        let path = self.path()?;
+        if !layout::is_cache(&path) {
+            bail!("no cache found at {}; name another one with --cache-dir", path.display());
+        }
+        self.open()
+    }
+
+    /// Opens the directory. Creates it when it is missing, with mode 0700.
+    pub fn open(&self) -> Result<CacheConfig> {
+        let dir = self.path()?;
         // On a frozen disk the creation of a directory blocks even where it exists.
         let make = || DirBuilder::new().recursive(true).mode(0o700).create(&dir);
         let made = if dir.is_dir() { Ok(()) } else { make() };

@@ -1,6 +1,7 @@
 //! The mirror options of the command line.
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
+use bdnfs::mirror::Mirror;
 use bdnfs::source::Uri;
 use bdnfs_agent::api::MirrorRequest;
 use bdnfs_agent::cache::DEFAULT_TENANT;
@@ -51,6 +52,20 @@ impl MirrorArgs {
     pub fn tenant(&self) -> Option<&str> {
         self.tenant.as_deref()
     }
+}
+
+/// Opens a mirror that must exist; `remedy` is what to do where none does.
+pub async fn open_existing(request: &MirrorRequest, remedy: &str) -> Result<Mirror> {
+    let missing = |name: &str| anyhow!("no mirror found at {name}; {remedy}");
+    let uri: Uri = request.url.expose().parse()?;
+    // To open it would create its directory.
+    if let Uri::File(directory) = &uri
+        && !directory.try_exists().unwrap_or(true)
+    {
+        return Err(missing(&uri.to_string()));
+    }
+    let mirror = mirror::open(request, std::env::temp_dir())?;
+    if mirror.exists().await? { Ok(mirror) } else { Err(missing(mirror.name())) }
 }
 
 /// The mirror of `tenant` at `url`, with the access of the options and the environment.

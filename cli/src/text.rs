@@ -4,6 +4,8 @@ use std::io;
 use std::time::Duration;
 
 pub use bdnfs_agent::text::{count, files, minute, notes, size};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 
 /// `part` of `whole` in percent, rounded down: 100 % means all.
 pub fn percent(part: u64, whole: u64) -> String {
@@ -44,6 +46,11 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let duration = text.parse().map(Duration::from_secs).or_else(|_| humantime::parse_duration(text));
     duration.map_err(|error| format!("{error}; expected a duration such as 90s, 30m or 24h"))
+}
+
+/// Deserializes a duration of a configuration, whose parser knows the line of one that is wrong.
+pub fn deserialize_duration<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::Error> {
+    parse_duration(&String::deserialize(value)?).map(Some).map_err(D::Error::custom)
 }
 
 /// Lays out rows in columns as wide as their widest cell; the columns with the indices `right` align to the right.

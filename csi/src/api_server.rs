@@ -87,7 +87,7 @@ impl ApiServer {
         let answer =
             request.bearer_auth(token.trim()).send().await.and_then(|answer| answer.error_for_status());
         let body = answer.map_err(failed)?.bytes().await.map_err(failed)?;
-        let unread = |e| Error::with(Kind::Unavailable, "the API server's answer is not JSON", e);
+        let unread = |e| Error::with(Kind::Unavailable, "the API server's response is not JSON", e);
         if body.is_empty() { Ok(Value::Null) } else { serde_json::from_slice(&body).map_err(unread) }
     }
 }

@@ -17,6 +17,7 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use crate::TrustPolicy;
+use crate::agent_retry::retry_while_away;
 use crate::events::{EventPoster, PodReference};
 use crate::proto::csi;
 use crate::proto::csi::node_server::Node;
@@ -30,8 +31,6 @@ use crate::written_volume;
 const CALL_HOLD_TIMEOUT: Duration = Duration::from_secs(100);
 /// How long before its deadline a call is answered.
 const DEADLINE_MARGIN: Duration = Duration::from_secs(10);
-/// The pause before an agent that is away is asked again: it restarts in a second.
-pub const AGENT_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// The time to the first event about a stage, and between later ones: short stages need none.
 const EVENT_INTERVALS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 /// How many keys a call may leave unread while it waits for the agent: far more than volumes end in that time.
@@ -72,18 +71,15 @@ impl NodeService {
         let mut interval = EVENT_INTERVALS.0;
         let mut unpublished = self.unpublished.subscribe();
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let wait = left.min(interval);
-            let asked =
-                tokio::time::timeout(wait + AGENT_STUCK_TIMEOUT, self.agent.publish(key, request, wait));
-            let answer = match asked.await {
-                Ok(Err(error)) if error.is_gone() && left > AGENT_RETRY_INTERVAL => {
-                    tokio::time::sleep(AGENT_RETRY_INTERVAL).await;
-                    continue;
+            let ask = || async {
+                let wait = until.saturating_duration_since(Instant::now()).min(interval);
+                let asked = self.agent.publish(key, request, wait);
+                match tokio::time::timeout(wait + AGENT_STUCK_TIMEOUT, asked).await {
+                    Ok(answer) => answer,
+                    Err(_) => self.publication(key).await,
                 }
-                Ok(answer) => answer,
-                Err(_) => self.publication(key).await,
             };
+            let answer = retry_while_away(until, ask).await;
             // A concurrent unpublish may have ended it while this call was retrying.
             while let Ok(ended) = unpublished.try_recv() {
                 if ended == key {
@@ -96,7 +92,7 @@ impl NodeService {
                 Ok(status) if status.state == PublicationState::Staging => {
                     post(false, "Staging", &status.message);
                     interval = EVENT_INTERVALS.1;
-                    if left > wait {
+                    if Instant::now() < until {
                         continue;
                     }
                 }
@@ -258,20 +254,14 @@ impl Node for NodeService {
         let key = target_key(&id, &target);
         // Fails where no call wants to know.
         let _ = self.unpublished.send(key.clone());
-        loop {
+        let end = || async {
             // Only the agent knows which of the two it is.
-            let ended = async {
-                self.agent.unpublish_volume(&key).await?;
-                self.agent.unpublish(&key).await
-            };
-            match ended.await {
-                Ok(()) => return Ok(Response::new(csi::NodeUnpublishVolumeResponse {})),
-                Err(error) if error.is_gone() && Instant::now() + AGENT_RETRY_INTERVAL < until => {
-                    tokio::time::sleep(AGENT_RETRY_INTERVAL).await;
-                }
-                Err(error) => return Err(status_code::status(&error, true)),
-            }
-        }
+            self.agent.unpublish_volume(&key).await?;
+            self.agent.unpublish(&key).await
+        };
+        let ended = retry_while_away(until, end).await;
+        ended.map_err(|error| status_code::status(&error, true))?;
+        Ok(Response::new(csi::NodeUnpublishVolumeResponse {}))
     }
 
     async fn node_get_volume_stats(

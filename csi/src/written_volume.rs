@@ -5,7 +5,7 @@ use bdnfs_agent::api::container_volume::{VolumeKind, VolumeRequest, VolumeStatus
 use tokio::time::Instant;
 use tonic::Status;
 
-use crate::node::AGENT_RETRY_INTERVAL;
+use crate::agent_retry::retry_while_away;
 use crate::proto::csi;
 use crate::proto::csi::volume_capability::access_mode::Mode;
 use crate::status_code;
@@ -51,17 +51,12 @@ pub async fn publish(
     request: &VolumeRequest,
     until: Instant,
 ) -> Result<(), Status> {
-    loop {
-        match tokio::time::timeout_at(until, agent.publish_volume(key, request)).await {
-            Ok(Ok(_)) => return Ok(()),
-            Ok(Err(error)) if error.is_gone() && Instant::now() + AGENT_RETRY_INTERVAL < until => {
-                tokio::time::sleep(AGENT_RETRY_INTERVAL).await;
-            }
-            Ok(Err(error)) => return Err(status_code::status(&error, true)),
-            Err(_) => {
-                let text = format!("{} of {} is being prepared; it goes on", request.kind, request.project);
-                return Err(Status::aborted(text));
-            }
+    let ask = retry_while_away(until, || agent.publish_volume(key, request));
+    match tokio::time::timeout_at(until, ask).await {
+        Ok(answer) => answer.map(drop).map_err(|error| status_code::status(&error, true)),
+        Err(_) => {
+            let text = format!("{} of {} is being prepared; it goes on", request.kind, request.project);
+            Err(Status::aborted(text))
         }
     }
 }

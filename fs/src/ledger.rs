@@ -52,6 +52,9 @@ pub(crate) enum LedgerItem {
     /// A file whose lookups lead to this node or its twin, since what its earlier nodes read was wrong. Kept until the mount ends. Versions
     /// that don't know it take the slot for a vacant one.
     Moved,
+    /// The backing file with this number was not right, and has open handles of a node that stays. Versions that don't know it
+    /// take the slot for a vacant one.
+    Damaged(u32),
 }
 
 impl LedgerItem {
@@ -61,6 +64,7 @@ impl LedgerItem {
             Self::Passthrough(id) => (2, id),
             Self::BackingFile(id) => (3, id),
             Self::Moved => (4, 0),
+            Self::Damaged(id) => (5, id),
         };
         kind << 32 | u64::from(id)
     }
@@ -72,6 +76,7 @@ impl LedgerItem {
             2 => Some(Self::Passthrough(id)),
             3 => Some(Self::BackingFile(id)),
             4 => Some(Self::Moved),
+            5 => Some(Self::Damaged(id)),
             _ => None,
         }
     }
@@ -265,7 +270,7 @@ mod tests {
             for (step, which, node) in steps {
                 match step {
                     0 | 1 => {
-                        let item = [LedgerItem::Cached, LedgerItem::Passthrough(node), LedgerItem::BackingFile(node)][which.index(3)];
+                        let item = [LedgerItem::Cached, LedgerItem::Passthrough(node), LedgerItem::BackingFile(node), LedgerItem::Damaged(node)][which.index(4)];
                         let (node, unique) = (node.into(), u64::from(node) * 2);
                         let number = ledger.insert(node, unique, item).expect("a slot");
                         prop_assert!(!given.contains(&number));

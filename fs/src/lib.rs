@@ -77,6 +77,7 @@ mod invalidation;
 mod ledger;
 mod metrics;
 mod mount;
+mod mount_options;
 mod mountpoint;
 mod open_table;
 mod ops;
@@ -99,42 +100,22 @@ use bdnfs::cache::removal::RemovalListener;
 use bdnfs::cache::removal_marks::Removal;
 use bdnfs::error::{Error, Result};
 use bdnfs::snapshot::Snapshot;
-use rustix::process::{getgid, getuid};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::device::Device;
 use crate::expiry::{ActivitySignal, idle_expiry};
 use crate::files::{FileHandles, FileTable, StatelessFiles};
-use crate::handover::{DentryInvalidator, MountDescriptors};
+use crate::handover::MountDescriptors;
 use crate::invalidation::KernelCache;
 use crate::ledger::{Ledger, LedgerEntry, MountFeatures};
 use crate::ops::Filesystem;
 use crate::replies::PendingReplies;
-use crate::tree::FileOwner;
 
 pub use crate::metrics::{RequestMetrics, RequestTotals};
+pub use crate::mount_options::Options;
 #[cfg(feature = "fuzz")]
 pub use crate::wire::request::decode_request;
-
-/// The options of a mount.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// Allow users other than the mounting one to use the mount.
-    pub allow_other: bool,
-    /// Owner of all files; the mounting user by default.
-    pub uid: Option<u32>,
-    /// Group of all files; the mounting user's by default.
-    pub gid: Option<u32>,
-    /// The most threads that serve the mount, at least two.
-    pub threads: usize,
-    /// Path of the agent's control socket, shown as the root's extended attribute `user.bdnfs.control`.
-    pub control: Option<PathBuf>,
-    /// Where requests are counted.
-    pub metrics: Arc<RequestMetrics>,
-    /// Invalidates names in place of this process.
-    pub invalidator: Option<Arc<dyn DentryInvalidator>>,
-}
 
 /// A mounted snapshot. When it is dropped, it is detached (a lazy unmount); processes that still use it are served until they
 /// are done, or this process ends.
@@ -340,13 +321,10 @@ fn filesystem(
     } else {
         let (device, ledger, runtime) = (device.clone(), ledger.clone(), runtime.clone());
         let (snapshot, passthrough) = (snapshot.clone(), features.passthrough);
-        let handles = FileHandles::new(snapshot, runtime, device, passthrough, ledger, kernel);
+        let handles =
+            FileHandles::new(snapshot, runtime, device, passthrough, options.steady, ledger, kernel);
         handles.restore(entries);
         FileTable::Handles(handles)
-    };
-    let owner = FileOwner {
-        uid: options.uid.unwrap_or_else(|| getuid().as_raw()),
-        gid: options.gid.unwrap_or_else(|| getgid().as_raw()),
     };
     let (replies, metrics) = (PendingReplies::new(runtime.clone()), options.metrics.clone());
     let (control, (activity, woken)) = (options.control.clone(), ActivitySignal::new());
@@ -354,8 +332,9 @@ fn filesystem(
         itself: itself.clone(),
         runtime: runtime.clone(),
         snapshot,
-        owner,
+        owner: options.owner(),
         control,
+        steady: options.steady,
         files,
         replies,
         metrics,

@@ -9,6 +9,11 @@
 //! A backing file that was not right can't be taken from open handles. The file then moves on to two other nodes, those of its
 //! next generation, on which nothing is open.
 //!
+//! On a *steady* mount, the lower layer of an overlay, a file has one node: an overlay fails an open with ESTALE where a name leads to
+//! another node than before. A file that becomes whole while cached handles are open gets its passthrough after the last of them has
+//! been closed. While handles of a backing file that was not right are open, the file can't be opened: the kernel would take
+//! only handles with the same backing file.
+//!
 //! The kernel forgets the mode of a node before it sends RELEASE, and sets it after the reply to OPEN: what is counted here
 //! is never less than what the kernel counts.
 
@@ -34,13 +39,24 @@ pub(crate) struct OpenTable<B, W> {
     idle: IdleCache<u64, B>,
     /// The generation of those files that are not in their first.
     generations: HashMap<u32, u32>,
+    /// Whether each file keeps its node.
+    steady: bool,
 }
 
 /// The open handles of one node, all of one mode.
 #[derive(Debug)]
 enum OpenNode<B, W> {
-    Cached { handles: u64, whole: bool, _watch: Option<W> },
-    Passthrough { handles: u64, backing: B },
+    Cached {
+        handles: u64,
+        whole: bool,
+        _watch: Option<W>,
+    },
+    /// `damaged`: the backing file was not right, and gets no more handles.
+    Passthrough {
+        handles: u64,
+        backing: B,
+        damaged: bool,
+    },
 }
 
 /// What is left to do after [`OpenTable::renew`].
@@ -50,6 +66,8 @@ pub(crate) struct Renewed<B> {
     pub(crate) nodes: Vec<u64>,
     /// The node that lookups lead to from now on, if it is another.
     pub(crate) moved_to: Option<u64>,
+    /// The node that stays, and its backing file that has open handles.
+    pub(crate) damaged: Option<(u64, B)>,
     /// Backing files without open handles.
     pub(crate) backings: Vec<B>,
 }
@@ -64,23 +82,24 @@ pub(crate) enum OpenMode<B> {
 }
 
 impl<B: Clone, W> OpenTable<B, W> {
-    /// A table without open nodes.
-    pub(crate) fn new() -> Self {
+    /// A table without open nodes, of a mount that may be `steady`.
+    pub(crate) fn new(steady: bool) -> Self {
         Self {
             open: HashMap::new(),
             idle: IdleCache::new(IDLE_BACKING_FILES, BACKING_IDLE_TIMEOUT),
             generations: HashMap::new(),
+            steady,
         }
     }
 
     /// Opens `node` once more where its backing file is registered already.
     pub(crate) fn reopen(&mut self, node: u64) -> Option<B> {
         if let Some(backing) = self.idle.take(&node) {
-            self.open.insert(node, OpenNode::Passthrough { handles: 1, backing: backing.clone() });
+            self.insert_passthrough(node, backing.clone());
             return Some(backing);
         }
         match self.open.get_mut(&node) {
-            Some(OpenNode::Passthrough { handles, backing }) => {
+            Some(OpenNode::Passthrough { handles, backing, damaged: false }) => {
                 *handles += 1;
                 Some(backing.clone())
             }
@@ -89,26 +108,34 @@ impl<B: Clone, W> OpenTable<B, W> {
     }
 
     /// Opens `node`. Where its first handle decides, `back` registers the backing file, if the file is whole;
-    /// else `watch` begins to wait for that.
+    /// else `watch` begins to wait for that. `None` while a backing file that was not right has open handles.
     pub(crate) fn open(
         &mut self,
         node: u64,
         back: impl FnOnce() -> Option<B>,
         watch: impl FnOnce() -> Option<W>,
-    ) -> OpenMode<B> {
+    ) -> Option<OpenMode<B>> {
         if let Some(backing) = self.reopen(node) {
-            return OpenMode::Passthrough(backing);
+            return Some(OpenMode::Passthrough(backing));
         }
-        if let Some(OpenNode::Cached { handles, .. }) = self.open.get_mut(&node) {
-            *handles += 1;
-            return OpenMode::Cached;
+        match self.open.get_mut(&node) {
+            Some(OpenNode::Cached { handles, .. }) => {
+                *handles += 1;
+                return Some(OpenMode::Cached);
+            }
+            Some(OpenNode::Passthrough { .. }) => return None,
+            None => {}
         }
         if let Some(backing) = back() {
-            self.open.insert(node, OpenNode::Passthrough { handles: 1, backing: backing.clone() });
-            return OpenMode::Passthrough(backing);
+            self.insert_passthrough(node, backing.clone());
+            return Some(OpenMode::Passthrough(backing));
         }
         self.open.insert(node, OpenNode::Cached { handles: 1, whole: false, _watch: watch() });
-        OpenMode::Cached
+        Some(OpenMode::Cached)
+    }
+
+    fn insert_passthrough(&mut self, node: u64, backing: B) {
+        self.open.insert(node, OpenNode::Passthrough { handles: 1, backing, damaged: false });
     }
 
     /// Adds a handle of `node` that the previous process opened in `mode`.
@@ -117,13 +144,23 @@ impl<B: Clone, W> OpenTable<B, W> {
         match self.open.get_mut(&node) {
             // Of the same mode: the previous process kept to the same rule.
             Some(OpenNode::Cached { handles, .. } | OpenNode::Passthrough { handles, .. }) => *handles += 1,
-            None => {
-                let restored = match mode {
-                    OpenMode::Cached => OpenNode::Cached { handles: 1, whole: false, _watch: watch() },
-                    OpenMode::Passthrough(backing) => OpenNode::Passthrough { handles: 1, backing },
-                };
-                self.open.insert(node, restored);
+            None => match mode {
+                OpenMode::Cached => {
+                    self.open.insert(node, OpenNode::Cached { handles: 1, whole: false, _watch: watch() });
+                }
+                OpenMode::Passthrough(backing) => self.insert_passthrough(node, backing),
+            },
+        }
+    }
+
+    /// Marks the open backing file of `node` as not right, and returns it, unless that was done: it gets no more handles.
+    pub(crate) fn mark_damaged(&mut self, node: u64) -> Option<B> {
+        match self.open.get_mut(&node)? {
+            OpenNode::Passthrough { backing, damaged: damaged @ false, .. } => {
+                *damaged = true;
+                Some(backing.clone())
             }
+            _ => None,
         }
     }
 
@@ -143,6 +180,7 @@ impl<B: Clone, W> OpenTable<B, W> {
                 None
             }
             _ => match self.open.remove(&node)? {
+                OpenNode::Passthrough { backing, damaged: true, .. } => Some(backing),
                 OpenNode::Passthrough { backing, .. } => self.idle.put(node, backing, now),
                 OpenNode::Cached { .. } => None,
             },
@@ -182,7 +220,9 @@ impl<B: Clone, W> OpenTable<B, W> {
     pub(crate) fn renew(&mut self, index: u32) -> Renewed<B> {
         let generation = self.generation(index);
         let present = tree::ids(index, generation);
-        let moved = present.iter().any(|node| self.is_passthrough(*node));
+        let damaged =
+            self.steady.then(|| present.iter().find_map(|&node| Some((node, self.mark_damaged(node)?))));
+        let moved = !self.steady && present.iter().any(|node| self.is_passthrough(*node));
         let backings = present.iter().filter_map(|node| self.idle.take(node)).collect();
         let mut nodes: Vec<_> =
             (0..=generation).flat_map(|generation| tree::ids(index, generation)).collect();
@@ -192,7 +232,7 @@ impl<B: Clone, W> OpenTable<B, W> {
             nodes.extend(next);
             next[0]
         });
-        Renewed { nodes, moved_to, backings }
+        Renewed { nodes, moved_to, damaged: damaged.flatten(), backings }
     }
 
     /// Removes and returns the backing files that were idle for too long at `now`.
@@ -202,171 +242,4 @@ impl<B: Clone, W> OpenTable<B, W> {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const FILE: u32 = 4;
-
-    fn open(table: &mut OpenTable<u32, ()>, node: u64, whole: bool) -> OpenMode<u32> {
-        table.open(node, || whole.then_some(9), || None)
-    }
-
-    #[test]
-    fn lookup_file_became_whole_while_open_answers_with_its_twin() {
-        let mut table = OpenTable::new();
-        let node = table.lookup_node(FILE);
-        assert_eq!(node, tree::base(FILE));
-        assert_eq!(open(&mut table, node, false), OpenMode::Cached);
-        assert!(table.mark_whole(node));
-        assert_eq!(open(&mut table, node, true), OpenMode::Cached);
-        assert_eq!(table.lookup_node(FILE), tree::twin(FILE));
-        assert_eq!(open(&mut table, tree::twin(FILE), true), OpenMode::Passthrough(9));
-        table.close(node, Instant::now());
-        assert_eq!(table.lookup_node(FILE), tree::twin(FILE));
-        table.close(node, Instant::now());
-        assert_eq!(table.lookup_node(FILE), node);
-        assert_eq!(open(&mut table, node, true), OpenMode::Passthrough(9));
-        assert!(!table.mark_whole(node));
-    }
-
-    #[test]
-    fn renew_with_open_backing_file_moves_lookups_to_new_nodes() {
-        let mut table = OpenTable::new();
-        let old = table.lookup_node(FILE);
-        open(&mut table, old, true);
-        let renewed = table.renew(FILE);
-        assert!(renewed.nodes.contains(&old) && renewed.backings.is_empty());
-        let new = table.lookup_node(FILE);
-        assert!(new != old && renewed.moved_to == Some(new));
-        assert_eq!(open(&mut table, new, false), OpenMode::Cached);
-        table.close(new, Instant::now());
-        assert_eq!(table.open(new, || Some(10), || None), OpenMode::Passthrough(10));
-        table.close(new, Instant::now());
-        let renewed = table.renew(FILE);
-        assert_eq!((renewed.moved_to, renewed.backings), (None, vec![10]), "nobody has it open");
-        let mut next: OpenTable<u32, ()> = OpenTable::new();
-        next.restore(old, OpenMode::Passthrough(9), || None);
-        next.restore_generation(new);
-        assert_eq!(next.lookup_node(FILE), new, "the next process goes on from there");
-    }
-
-    #[test]
-    fn backing_file_closed_stays_until_its_timeout() {
-        let (mut table, now) = (OpenTable::new(), Instant::now());
-        assert_eq!(table.reopen(5), None);
-        open(&mut table, 5, true);
-        assert_eq!(table.close(5, now), None);
-        assert_eq!(table.reopen(5), Some(9));
-        assert!(table.expire(now + BACKING_IDLE_TIMEOUT).is_empty());
-        table.close(5, now);
-        assert_eq!(table.expire(now + BACKING_IDLE_TIMEOUT), [9]);
-        assert_eq!(table.reopen(5), None);
-    }
-
-    #[test]
-    fn watch_last_cached_handle_closed_is_dropped() {
-        let watch = std::sync::Arc::new(());
-        let mut table: OpenTable<u32, _> = OpenTable::new();
-        for _ in 0..2 {
-            table.open(5, || None, || Some(watch.clone()));
-        }
-        table.close(5, Instant::now());
-        assert_eq!(std::sync::Arc::strong_count(&watch), 2);
-        table.close(5, Instant::now());
-        assert_eq!(std::sync::Arc::strong_count(&watch), 1);
-    }
-
-    /// What happens to one file.
-    #[derive(Clone, Debug)]
-    enum TableStep {
-        Lookup,
-        Open,
-        OpenTwin,
-        Close(prop::sample::Index),
-        Whole,
-        Evict,
-        DentryInvalidator,
-        Takeover,
-    }
-
-    fn steps() -> impl Strategy<Value = Vec<TableStep>> {
-        let step = prop_oneof![
-            2 => Just(TableStep::Lookup),
-            4 => Just(TableStep::Open),
-            1 => Just(TableStep::OpenTwin),
-            4 => any::<prop::sample::Index>().prop_map(TableStep::Close),
-            2 => Just(TableStep::Whole),
-            1 => Just(TableStep::Evict),
-            1 => Just(TableStep::DentryInvalidator),
-            1 => Just(TableStep::Takeover),
-        ];
-        prop::collection::vec(step, 0..200)
-    }
-
-    proptest! {
-        /// The kernel's own rule, held against every sequence: all handles of a node are of one mode and of
-        /// one backing file, which is still registered.
-        #[test]
-        fn open_table_any_sequence_never_mixes_modes(steps in steps()) {
-            let mut table: OpenTable<std::sync::Arc<u32>, ()> = OpenTable::new();
-            let (mut whole, mut dentry, mut registered, now) = (false, tree::base(FILE), 0, Instant::now());
-            let mut handles: Vec<(u64, OpenMode<u32>)> = Vec::new();
-            let mut backings: std::collections::HashMap<u32, std::sync::Weak<u32>> = Default::default();
-            for step in steps {
-                match step {
-                    TableStep::Lookup => dentry = table.lookup_node(FILE),
-                    TableStep::Open | TableStep::OpenTwin => {
-                        let node = if matches!(step, TableStep::Open) { dentry } else { tree::twin(FILE) };
-                        let back = || whole.then(|| { registered += 1; std::sync::Arc::new(registered) });
-                        let mode = match table.open(node, back, || None) {
-                            OpenMode::Cached => OpenMode::Cached,
-                            OpenMode::Passthrough(backing) => {
-                                prop_assert!(std::sync::Arc::strong_count(&backing) > 1);
-                                backings.insert(*backing, std::sync::Arc::downgrade(&backing));
-                                OpenMode::Passthrough(*backing)
-                            }
-                        };
-                        prop_assert!(handles.iter().all(|(n, m)| *n != node || *m == mode));
-                        handles.push((node, mode));
-                    }
-                    TableStep::Close(which) if !handles.is_empty() => {
-                        let (node, _) = handles.swap_remove(which.index(handles.len()));
-                        table.close(node, now);
-                    }
-                    TableStep::Whole => {
-                        whole = true;
-                        table.mark_whole(tree::base(FILE));
-                        table.mark_whole(tree::twin(FILE));
-                    }
-                    TableStep::Evict => whole &= !handles.is_empty(),
-                    TableStep::DentryInvalidator => drop(table.expire(now + BACKING_IDLE_TIMEOUT)),
-                    TableStep::Takeover => {
-                        // From the ledger; nothing else is handed over.
-                        let adopted: Vec<_> = backings.values().filter_map(std::sync::Weak::upgrade).collect();
-                        table = OpenTable::new();
-                        for (node, mode) in &handles {
-                            let mode = match mode {
-                                OpenMode::Cached => OpenMode::Cached,
-                                OpenMode::Passthrough(id) => {
-                                    let adopted = adopted.iter().find(|backing| ***backing == *id);
-                                    OpenMode::Passthrough(adopted.expect("registered while it is open").clone())
-                                }
-                            };
-                            table.restore(*node, mode, || None);
-                        }
-                        if whole {
-                            table.mark_whole(tree::base(FILE));
-                            table.mark_whole(tree::twin(FILE));
-                        }
-                    }
-                    TableStep::Close(_) => {}
-                }
-                if handles.is_empty() && whole {
-                    prop_assert_eq!(table.lookup_node(FILE), tree::base(FILE));
-                }
-            }
-        }
-    }
-}
+mod tests;

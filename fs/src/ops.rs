@@ -9,16 +9,14 @@ use std::sync::{Arc, Weak};
 use bdnfs::error::Error;
 use bdnfs::manifest::{Entry, Manifest, Node, Slice};
 use bdnfs::snapshot::Snapshot;
-use bytes::Bytes;
 use rustix::io::Errno;
 use tokio::runtime::Handle;
-use zerocopy::{Immutable, IntoBytes};
 
 use crate::errno;
 use crate::expiry::ActivitySignal;
 use crate::files::{FileTable, OpenOutcome};
 use crate::metrics::RequestMetrics;
-use crate::replies::{PendingReplies, RequestContext};
+use crate::replies::{PendingReplies, Reply, RequestContext};
 use crate::tree::{self, DirPosition, FileOwner};
 use crate::wire::abi::StatfsOut;
 use crate::wire::dir::DirentBuffer;
@@ -32,26 +30,6 @@ const STATFS_BLOCK: u32 = 4096;
 /// The longest name, in bytes: that of Linux.
 const NAME_MAX: u32 = 255;
 
-/// The reply to a request.
-#[derive(Debug)]
-pub(crate) enum Reply {
-    /// A structure or other bytes.
-    Body(Vec<u8>),
-    /// Bytes of a file, piece by piece.
-    Pieces(Vec<Bytes>),
-    /// Success, with nothing to send.
-    Done,
-    /// No reply now: the request has none, or a task will send it.
-    Nothing,
-}
-
-impl Reply {
-    /// A structure.
-    pub(crate) fn of(body: &(impl IntoBytes + Immutable)) -> Self {
-        Self::Body(body.as_bytes().to_vec())
-    }
-}
-
 /// A mounted snapshot: replies to the kernel's requests.
 #[derive(Debug)]
 pub(crate) struct Filesystem {
@@ -62,6 +40,8 @@ pub(crate) struct Filesystem {
     pub(crate) owner: FileOwner,
     /// The value of the root's `user.bdnfs.control`.
     pub(crate) control: Option<PathBuf>,
+    /// Whether there are no extended attributes: the kernel then asks only once.
+    pub(crate) steady: bool,
     pub(crate) files: FileTable,
     pub(crate) replies: PendingReplies,
     pub(crate) metrics: Arc<RequestMetrics>,
@@ -85,6 +65,7 @@ impl Filesystem {
             }
             Operation::Readdir { offset, size, plus } => self.readdir(node, *offset, *size, *plus),
             Operation::Statfs => Ok(self.statfs()),
+            Operation::Getxattr { .. } | Operation::Listxattr { .. } if self.steady => Err(Errno::NOSYS),
             Operation::Getxattr { name, size } => self.getxattr(context, index(node)?, name, *size),
             Operation::Listxattr { size } => self.listxattr(index(node)?, *size),
             Operation::Interrupt { unique } => {

@@ -1,19 +1,40 @@
-//! Pending replies: requests that a task answers. Each gets exactly one reply, whatever happens to its task.
+//! Replies to requests, and the pending ones, which a task will send. Each request gets exactly one reply, whatever happens to its task.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use bytes::Bytes;
 use futures_util::future::{AbortHandle, Abortable};
 use rustix::io::Errno;
 use tokio::runtime::Handle;
 use tracing::{Instrument, field};
+use zerocopy::{Immutable, IntoBytes};
 
 use crate::device::Device;
 use crate::metrics::{self, RequestMetrics};
-use crate::ops::Reply;
 use crate::request_table::RequestTable;
+
+/// The reply to a request.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    /// A structure or other bytes.
+    Body(Vec<u8>),
+    /// Bytes of a file, piece by piece.
+    Pieces(Vec<Bytes>),
+    /// Success, with nothing to send.
+    Done,
+    /// No reply now: the request has none, or a task will send it.
+    Nothing,
+}
+
+impl Reply {
+    /// A structure.
+    pub(crate) fn of(body: &(impl IntoBytes + Immutable)) -> Self {
+        Self::Body(body.as_bytes().to_vec())
+    }
+}
 
 /// A request: how to reply to it, and what to count for it.
 #[derive(Clone, Debug)]

@@ -58,14 +58,19 @@ pub(crate) struct FileOwner {
     pub(crate) uid: u32,
     /// The group.
     pub(crate) gid: u32,
+    /// Whether modes let the user write. An overlay above takes them for its own.
+    pub(crate) may_write: bool,
 }
 
 impl FileOwner {
     /// The attributes of `entry`, which is the manifest's entry `index`.
     pub(crate) fn attributes(self, index: u32, entry: &Entry<'_>) -> Attr {
+        let write = if self.may_write { libc::S_IWUSR } else { 0 };
         let (kind, size) = match &entry.node {
-            Node::Directory(_) => (libc::S_IFDIR | 0o555, 0),
-            Node::File(slice) => (libc::S_IFREG | if entry.executable { 0o555 } else { 0o444 }, slice.len),
+            Node::Directory(_) => (libc::S_IFDIR | 0o555 | write, 0),
+            Node::File(slice) => {
+                (libc::S_IFREG | if entry.executable { 0o555 } else { 0o444 } | write, slice.len)
+            }
             Node::Symlink(target) => (libc::S_IFLNK | 0o777, target.len() as u64),
         };
         let (seconds, nanoseconds) = entry.mtime;
@@ -147,7 +152,7 @@ mod tests {
 
     use super::*;
 
-    const OWNER: FileOwner = FileOwner { uid: 7, gid: 8 };
+    const OWNER: FileOwner = FileOwner { uid: 7, gid: 8, may_write: false };
 
     fn entry(node: Node<'_>) -> Entry<'_> {
         Entry { name: b"n", parent: 0, mtime: (-5, 9), executable: true, node }
@@ -163,7 +168,11 @@ mod tests {
         assert_eq!(OWNER.attributes(0, &entry(Node::Directory(1..9))).mode, libc::S_IFDIR | 0o555);
         let link = OWNER.attributes(1, &entry(Node::Symlink(b"../x")));
         assert_eq!((link.mode, link.size), (libc::S_IFLNK | 0o777, 4));
-        assert_eq!(OWNER.attributes(4, &Entry { executable: false, ..file }).mode, libc::S_IFREG | 0o444);
+        let plain = Entry { executable: false, ..file };
+        assert_eq!(OWNER.attributes(4, &plain).mode, libc::S_IFREG | 0o444);
+        let writer = FileOwner { may_write: true, ..OWNER };
+        assert_eq!(writer.attributes(4, &plain).mode, libc::S_IFREG | 0o644);
+        assert_eq!(writer.attributes(0, &entry(Node::Directory(1..9))).mode, libc::S_IFDIR | 0o755);
     }
 
     #[test]

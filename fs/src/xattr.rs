@@ -12,7 +12,8 @@ use bdnfs::manifest::Node;
 use bdnfs::snapshot::Snapshot;
 use rustix::io::Errno;
 
-use crate::ops::{Filesystem, Reply, failed};
+use crate::ops::{Filesystem, failed};
+use crate::replies::Reply;
 use crate::replies::RequestContext;
 use crate::wire::abi::XattrSize;
 

@@ -2,154 +2,27 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
 
-use std::collections::BTreeMap;
-use std::ffi::OsStr;
+mod kit;
+
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
-use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
 
-use bdnfs::blob::Blob;
-use bdnfs::cache::Limits;
 use bdnfs::digest::Digest;
-use bdnfs::engine::{Config, Engine};
-use bdnfs::error::{Kind, Result};
-use bdnfs::manifest::{ListedFile, Listing};
-use bdnfs::snapshot::Snapshot;
-use bdnfs::source::Patterns;
-use bdnfs::tier::{Body, Origin, Tier, TierKind, Urgency};
-use bdnfs_fs::handover::MountDescriptors;
+use bdnfs::error::Kind;
 use bdnfs_fs::{Mount, Options, mounts};
-use bytes::Bytes;
-use futures_util::future::BoxFuture;
-use futures_util::{FutureExt, StreamExt, stream};
+use kit::{LARGE_FILE_BYTES, MemoryOrigin, Mounted, noise};
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
-use tokio::runtime::{Builder, Runtime};
 
-/// Larger than any file of a tree that is mounted without opens.
-const LARGE_FILE_BYTES: usize = (16 << 20) + 12_345;
-
-/// An origin in memory: content by path.
-#[derive(Debug)]
-struct MemoryOrigin(BTreeMap<Vec<u8>, Bytes>);
-
-impl Tier for MemoryOrigin {
-    fn kind(&self) -> TierKind {
-        TierKind::Origin
-    }
-
-    fn fetch<'a>(
-        &'a self,
-        blob: &'a Blob,
-        range: Range<u64>,
-        _: Urgency,
-    ) -> BoxFuture<'a, Result<Option<Body>>> {
-        let content = &self.0[&blob.path[..]];
-        let bytes = content.slice(range.start as usize..range.end as usize);
-        async move { Ok(Some(stream::iter([Ok(bytes)]).boxed())) }.boxed()
-    }
-}
-
-impl Origin for MemoryOrigin {
-    fn name(&self) -> &str {
-        "memory:///test, 1"
-    }
-
-    fn list<'a>(&'a self, listing: &'a mut Listing) -> BoxFuture<'a, Result<()>> {
-        for (path, content) in &self.0 {
-            listing.file(ListedFile {
-                path,
-                size: content.len() as u64,
-                mtime: (1_700_000_000, 5),
-                executable: path.ends_with(b".sh"),
-                version: b"1",
-                sha256: None,
-            });
-        }
-        listing.directory(b"hollow", (0, 0));
-        listing.symlink(b"sub/link", b"../a", (0, 0));
-        async { Ok(()) }.boxed()
-    }
-}
-
-/// A mount and all that it stands on. The mount comes first, so that it also goes first.
-struct Mounted {
-    mount: Mount,
-    snapshot: Arc<Snapshot>,
-    runtime: Runtime,
-    dir: tempfile::TempDir,
-}
-
-impl Mounted {
-    fn new(files: &[(&[u8], &[u8])]) -> Self {
-        let runtime = Builder::new_multi_thread().enable_all().build().expect("a runtime");
-        let dir = tempfile::tempdir().expect("a directory");
-        fs::create_dir(dir.path().join("mnt")).expect("a mountpoint");
-        let config = Config {
-            cache: dir.path().join("cache"),
-            tenant: "test".into(),
-            limits: Limits { capacity: None, reserve: 0 },
-            quotas: Default::default(),
-            memory: 64 << 20,
-            now: SystemTime::now,
-        };
-        let engine = Engine::open(&config, runtime.handle().clone()).expect("an engine");
-        let content = |(path, content): &(&[u8], &[u8])| (path.to_vec(), Bytes::copy_from_slice(content));
-        let origin = Arc::new(MemoryOrigin(files.iter().map(content).collect()));
-        let snapshot = runtime.block_on(engine.snapshot(origin, Patterns::default())).expect("a snapshot");
-        let options = Options { control: Some("/run/control".into()), ..Options::default() };
-        let mount = Mount::new(snapshot.clone(), runtime.handle().clone(), &dir.path().join("mnt"), &options);
-        Self { mount: mount.expect("mounted"), snapshot, runtime, dir }
-    }
-
-    /// The bytes that came from the cache through the agent, when the kernel asks for no more of its own accord.
-    fn settled_traffic(&self) -> u64 {
-        loop {
-            let before = self.snapshot.traffic().cache;
-            std::thread::sleep(Duration::from_millis(100));
-            if self.snapshot.traffic().cache == before {
-                return before;
-            }
-        }
-    }
-
-    /// Resumes the mount in another session, as another process would.
-    fn take_over(&mut self) {
-        let held = self.mount.descriptors().expect("descriptors").expect("needs Linux 6.9");
-        self.mount.hand_over();
-        // Its threads read one more request each, which they don't answer.
-        let mut asking = Vec::new();
-        while self.runtime.block_on(async {
-            tokio::time::timeout(Duration::from_millis(100), self.mount.ended()).await.is_err()
-        }) {
-            let path = self.path(format!("none-{}", asking.len()).as_bytes());
-            asking.push(std::thread::spawn(move || fs::metadata(path).expect_err("missing").kind()));
-        }
-        let held =
-            MountDescriptors::new(held.iter().map(|fd| fd.try_clone_to_owned().expect("a descriptor")));
-        let (runtime, at) = (self.runtime.handle().clone(), self.dir.path().join("mnt"));
-        let snapshot = self.snapshot.clone();
-        let next = Mount::resume(snapshot, runtime, &at, &Options::default(), held.expect("all of them"));
-        self.mount = next.expect("resumed");
-        for asking in asking {
-            assert_eq!(asking.join().expect("answered"), ErrorKind::NotFound);
-        }
-    }
-
-    fn path(&self, name: &[u8]) -> PathBuf {
-        self.dir.path().join("mnt").join(OsStr::from_bytes(name))
-    }
-}
-
-/// Bytes of which no two blocks are alike.
-fn noise(len: usize) -> Vec<u8> {
-    (0..len).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+/// A mount of `files`, paths and contents.
+fn mounted(files: &[(&[u8], &[u8])]) -> Mounted {
+    let options = Options { control: Some("/run/control".into()), ..Options::default() };
+    Mounted::new(Arc::new(MemoryOrigin::new(files)), options)
 }
 
 fn names(path: &Path) -> Vec<Vec<u8>> {
@@ -168,8 +41,7 @@ fn xattr(path: &Path, name: &str) -> std::result::Result<String, Errno> {
 #[test]
 fn mount_shows_the_tree_of_its_source() {
     let odd: &[u8] = b"new\nline \xff";
-    let tree =
-        Mounted::new(&[(b"a", b"alpha"), (b"sub/run.sh", b"#!"), (odd, b""), (b"sub/deep/b", b"beta")]);
+    let tree = mounted(&[(b"a", b"alpha"), (b"sub/run.sh", b"#!"), (odd, b""), (b"sub/deep/b", b"beta")]);
     assert_eq!(names(&tree.path(b"")), [&b"a"[..], b"hollow", odd, b"sub"]);
     assert_eq!(names(&tree.path(b"sub")), [&b"deep"[..], b"link", b"run.sh"]);
     assert!(names(&tree.path(b"hollow")).is_empty());
@@ -188,7 +60,7 @@ fn mount_shows_the_tree_of_its_source() {
 
 #[test]
 fn mount_every_change_is_erofs() {
-    let tree = Mounted::new(&[(b"a", b"alpha"), (b"d/b", b"beta")]);
+    let tree = mounted(&[(b"a", b"alpha"), (b"d/b", b"beta")]);
     let (a, new) = (tree.path(b"a"), tree.path(b"new"));
     let refused =
         |done: std::io::Result<()>| done.expect_err("read-only").kind() == ErrorKind::ReadOnlyFilesystem;
@@ -203,7 +75,7 @@ fn mount_every_change_is_erofs() {
 
 #[test]
 fn xattr_shows_digest_source_and_local_bytes() {
-    let tree = Mounted::new(&[(b"a", b"alpha"), (b"d/b", b"beta")]);
+    let tree = mounted(&[(b"a", b"alpha"), (b"d/b", b"beta")]);
     let (root, b) = (tree.path(b""), tree.path(b"d/b"));
     assert_eq!(xattr(&root, "user.bdnfs.digest"), Ok(tree.snapshot.id().to_string()));
     assert_eq!(xattr(&root, "user.bdnfs.control").as_deref(), Ok("/run/control"));
@@ -224,7 +96,7 @@ fn xattr_shows_digest_source_and_local_bytes() {
 fn readdir_large_directory_lists_all_in_parts() {
     let paths: Vec<_> = (0..5000).map(|i| format!("d/{i:0200}").into_bytes()).collect();
     let files: Vec<(&[u8], &[u8])> = paths.iter().map(|path| (&path[..], &b"x"[..])).collect();
-    let tree = Mounted::new(&files);
+    let tree = mounted(&files);
     let found = names(&tree.path(b"d"));
     assert!(found.iter().map(|name| [b"d/", &name[..]].concat()).eq(paths));
 }
@@ -232,7 +104,7 @@ fn readdir_large_directory_lists_all_in_parts() {
 #[test]
 fn open_file_became_whole_is_passthrough() {
     let content = noise(LARGE_FILE_BYTES);
-    let tree = Mounted::new(&[(b"model", &content), (b"small", b"s")]);
+    let tree = mounted(&[(b"model", &content), (b"small", b"s")]);
     let model = tree.path(b"model");
     let old = File::open(&model).expect("open");
     let mut part = vec![0; 100_000];
@@ -264,8 +136,7 @@ fn open_file_became_whole_is_passthrough() {
 #[test]
 fn resume_open_files_read_on() {
     let content = noise(LARGE_FILE_BYTES);
-    let mut tree =
-        Mounted::new(&[(b"model", &content), (b"small", b"s"), (b"sub/a", b"a"), (b"sub/b", b"b")]);
+    let mut tree = mounted(&[(b"model", &content), (b"small", b"s"), (b"sub/a", b"a"), (b"sub/b", b"b")]);
     let model = tree.path(b"model");
     let old = File::open(&model).expect("open");
     let mut listing = fs::read_dir(tree.path(b"sub")).expect("a directory");
@@ -311,7 +182,7 @@ fn resume_open_files_read_on() {
 
 #[test]
 fn resume_stateless_mount_reads_on() {
-    let mut tree = Mounted::new(&[(b"a", b"alpha"), (b"b", b"beta")]);
+    let mut tree = mounted(&[(b"a", b"alpha"), (b"b", b"beta")]);
     let mut open = File::open(tree.path(b"a")).expect("open");
     tree.take_over();
     let mut content = Vec::new();
@@ -322,7 +193,7 @@ fn resume_stateless_mount_reads_on() {
 
 #[test]
 fn unmount_in_use_is_busy() {
-    let tree = Mounted::new(&[(b"a", b"alpha")]);
+    let tree = mounted(&[(b"a", b"alpha")]);
     let again = Mount::new(
         tree.snapshot.clone(),
         tree.runtime.handle().clone(),
@@ -344,9 +215,9 @@ fn unmount_in_use_is_busy() {
 
 #[test]
 fn mount_dropped_with_open_files_detaches_and_serves_them() {
-    let tree = Mounted::new(&[(b"a", b"alpha")]);
+    let tree = mounted(&[(b"a", b"alpha")]);
     let mut open = File::open(tree.path(b"a")).expect("open");
-    let Mounted { mount, snapshot: _snapshot, runtime: _runtime, dir } = tree;
+    let Mounted { mount, snapshot: _snapshot, runtime: _runtime, dir, .. } = tree;
     drop(mount);
     assert!(names(&dir.path().join("mnt")).is_empty());
     let mut content = Vec::new();

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
 
+mod kit;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::ops::Range;
@@ -9,26 +11,21 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use bdnfs::blob::Blob;
-use bdnfs::cache::{Limits, scrub};
-use bdnfs::engine::{Config, Engine};
+use bdnfs::cache::scrub;
 use bdnfs::error::Result;
 use bdnfs::manifest::{ListedFile, Listing};
-use bdnfs::snapshot::Snapshot;
-use bdnfs::source::Patterns;
 use bdnfs::tier::{Body, Origin, Tier, TierKind, Urgency};
-use bdnfs_fs::{Mount, Options};
+use bdnfs_fs::Options;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
+use kit::{LARGE_FILE_BYTES, Mounted, noise};
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
-use tokio::runtime::{Builder, Runtime};
 
-/// Larger than any file of a tree that is mounted without opens.
-const LARGE_FILE_BYTES: usize = (16 << 20) + 12_345;
 /// The byte that the origin flips, where a file has it.
 const FLIPPED_OFFSET: usize = 4321;
 /// How long a mount may take to heal: several of the longest backoffs that a test sees.
@@ -75,47 +72,28 @@ impl Origin for FlippingOrigin {
     }
 }
 
-/// A mount and all that it stands on. The mount comes first, so that it also goes first.
+/// A mount whose origin or cache can be made to have wrong bytes.
 struct FaultyMount {
-    _mount: Mount,
-    snapshot: Arc<Snapshot>,
+    tree: Mounted,
     origin: Arc<FlippingOrigin>,
-    engine: Engine,
-    runtime: Runtime,
-    dir: tempfile::TempDir,
 }
 
 impl FaultyMount {
-    fn new(files: &[(&str, &[u8])], flips: bool) -> Self {
-        let runtime = Builder::new_multi_thread().enable_all().build().unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(dir.path().join("mnt")).unwrap();
-        let config = Config {
-            cache: dir.path().join("cache"),
-            tenant: "test".into(),
-            limits: Limits { capacity: None, reserve: 0 },
-            quotas: Default::default(),
-            memory: 64 << 20,
-            now: SystemTime::now,
-        };
-        let engine = Engine::open(&config, runtime.handle().clone()).unwrap();
+    fn new(files: &[(&str, &[u8])], flips: bool, options: Options) -> Self {
         let files =
             files.iter().map(|(path, bytes)| (path.as_bytes().to_vec(), Bytes::copy_from_slice(bytes)));
         let origin = Arc::new(FlippingOrigin { files: files.collect(), flips: AtomicBool::new(flips) });
-        let snapshot = runtime.block_on(engine.snapshot(origin.clone(), Patterns::default())).unwrap();
-        let (at, options) = (dir.path().join("mnt"), Options::default());
-        let mount = Mount::new(snapshot.clone(), runtime.handle().clone(), &at, &options).unwrap();
-        Self { _mount: mount, snapshot, origin, engine, runtime, dir }
+        Self { tree: Mounted::new(origin.clone(), options), origin }
     }
 
     /// Makes everything local.
     fn stage(&self) {
-        self.runtime.block_on(self.snapshot.stage().done()).unwrap();
+        self.tree.runtime.block_on(self.tree.snapshot.stage().done()).unwrap();
     }
 
     /// Makes `byte` of one byte of the cache's only file whose name ends with `suffix`, and begins with no other.
     fn rot(&self, suffix: &str, byte: u8) {
-        let shards = fs::read_dir(self.dir.path().join("cache/tenants/test/blobs")).unwrap().flatten();
+        let shards = fs::read_dir(self.tree.dir.path().join("cache/tenants/test/blobs")).unwrap().flatten();
         let files = shards.flat_map(|shard| fs::read_dir(shard.path()).unwrap().flatten());
         let named = |path: &PathBuf| path.extension().map_or("", |e| e.to_str().unwrap()) == suffix;
         let file = files.map(|file| file.path()).find(named).unwrap();
@@ -126,18 +104,13 @@ impl FaultyMount {
 
     /// What `bdnfs cache verify` finds damaged.
     fn verify(&self) -> Vec<String> {
-        let cache = self.engine.cache().tenant("test").unwrap();
+        let cache = self.tree.engine.cache().tenant("test").unwrap();
         scrub::scrub(&cache, &AtomicBool::new(false)).unwrap().damaged
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join("mnt").join(name)
+        self.tree.path(name.as_bytes())
     }
-}
-
-/// Bytes of which no two blocks are alike.
-fn noise(len: usize) -> Vec<u8> {
-    (0..len).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
 }
 
 /// Waits until `healed`.
@@ -153,7 +126,7 @@ fn eventually(what: &str, mut healed: impl FnMut() -> bool) {
 fn mount_of_file_of_one_flight_with_flipped_byte_delivers_none_of_it() {
     for (name, size) in [("tiny", 30_000), ("small", 1 << 20), ("more", (3 << 20) + 5)] {
         let content = noise(size);
-        let tree = FaultyMount::new(&[(name, &content)], true);
+        let tree = FaultyMount::new(&[(name, &content)], true, Options::default());
         let file = File::open(tree.path(name)).unwrap();
         let mut first = [0; 4096];
         let error = file.read_exact_at(&mut first, 0).expect_err("it is not what was published");
@@ -168,7 +141,7 @@ fn mount_of_file_of_one_flight_with_flipped_byte_delivers_none_of_it() {
 #[test]
 fn mount_of_refuted_file_heals_with_its_origin() {
     let content = noise(LARGE_FILE_BYTES);
-    let tree = FaultyMount::new(&[("model", &content)], true);
+    let tree = FaultyMount::new(&[("model", &content)], true, Options::default());
     let model = tree.path("model");
     let open = File::open(&model).unwrap();
     let mut first = [0; 8192];
@@ -199,7 +172,7 @@ fn mount_of_refuted_file_heals_with_its_origin() {
 fn mount_with_damaged_blob_verified_reads_anew() {
     for size in [LARGE_FILE_BYTES, 2 << 20] {
         let content = noise(size);
-        let tree = FaultyMount::new(&[("model", &content)], false);
+        let tree = FaultyMount::new(&[("model", &content)], false, Options::default());
         let model = tree.path("model");
         tree.stage();
         tree.rot("", content[FLIPPED_OFFSET] ^ 1);
@@ -223,7 +196,7 @@ fn mount_with_damaged_blob_verified_reads_anew() {
 #[test]
 fn mount_with_damaged_part_verified_reads_anew() {
     let content = noise(LARGE_FILE_BYTES);
-    let tree = FaultyMount::new(&[("model", &content)], false);
+    let tree = FaultyMount::new(&[("model", &content)], false, Options::default());
     let model = tree.path("model");
     let mut first = [0; 8192];
     let open = || File::open(&model).unwrap();
@@ -248,4 +221,39 @@ fn mount_with_damaged_part_verified_reads_anew() {
     });
     assert!(fs::read(&model).unwrap() == content);
     assert!(tree.verify().is_empty());
+}
+
+#[test]
+fn steady_mount_with_damaged_blob_refuses_opens_beside_its_open_backing_file() {
+    let content = noise(LARGE_FILE_BYTES);
+    let steady = Options { steady: true, ..Options::default() };
+    let mut mount = FaultyMount::new(&[("model", &content)], false, steady);
+    let (model, passthrough) = (mount.path("model"), mount.tree.mount.passthrough());
+    mount.stage();
+    mount.rot("", content[FLIPPED_OFFSET] ^ 1);
+    let stale = File::open(&model).unwrap();
+    let mut first = [0; 8192];
+    stale.read_exact_at(&mut first, 0).unwrap();
+    assert!(first != content[..8192], "nobody looks at what the kernel reads");
+    assert_eq!(mount.verify().len(), 1);
+    let opened = || match fs::read(&model) {
+        Ok(bytes) => bytes == content,
+        Err(error) => passthrough && error.raw_os_error() == Some(Errno::BADMSG.raw_os_error()),
+    };
+    eventually("no open is wrong", opened);
+    for _ in 0..2 {
+        mount.tree.take_over();
+        assert!(opened(), "the next server knows it");
+    }
+    drop(stale);
+    let right = || fs::read(&model).is_ok_and(|bytes| bytes == content);
+    eventually("it is opened anew", right);
+    mount.stage();
+    mount.tree.take_over();
+    assert!(right());
+    let served = mount.tree.settled_traffic();
+    assert!(right());
+    if passthrough {
+        assert_eq!(mount.tree.settled_traffic(), served, "the kernel reads it by itself again");
+    }
 }

@@ -14,10 +14,7 @@ use tokio::time::Instant;
 
 use super::AuthKey;
 use super::refresh::key_expiry::format_time;
-use super::resolve::CredentialResolver;
 use crate::error::{Error, Kind, Result};
-use crate::http_client::HttpClient;
-use crate::source::{Access, Uri};
 
 /// How long a key that is still good is used on after its renewal failed.
 const RENEWAL_RETRY_DELAY: Duration = Duration::from_secs(10);
@@ -111,24 +108,8 @@ struct KeySlot {
 }
 
 impl KeyCache {
-    /// Opens the cache for `uri` and gets its first key, so that missing credentials are reported at once. `client` asks
-    /// token services.
-    ///
-    /// # Errors
-    /// [`Kind::Refused`] and [`Kind::Invalid`] for missing or wrong credentials, [`Kind::Unavailable`] and
-    /// [`Kind::Timeout`] of a token service.
-    pub(crate) async fn open(uri: &Uri, access: &Access, client: &HttpClient) -> Result<Self> {
-        let keys = Self::lazy(uri, access, client);
-        keys.get().await?;
-        Ok(keys)
-    }
-
-    /// Makes a cache that gets its first key when it is needed.
-    pub(crate) fn lazy(uri: &Uri, access: &Access, client: &HttpClient) -> Self {
-        Self::with_issuer(Box::new(CredentialResolver::new(uri, access, client)))
-    }
-
-    fn with_issuer(issuer: Box<dyn KeyIssuer>) -> Self {
+    /// Makes a cache of the keys of `issuer`, the first of which it gets when it is needed.
+    pub(super) fn with_issuer(issuer: Box<dyn KeyIssuer>) -> Self {
         Self { issuer, current: Mutex::default() }
     }
 

@@ -35,7 +35,7 @@ struct AccessLoader {
 impl CredentialLoader for AccessLoader {
     fn load(&self) -> Result<Credentials> {
         let parse = |secret: &Secret| {
-            Credentials::parse(&self.scheme, secret).map_err(|e| e.within(self.name().unwrap_or_default()))
+            Credentials::parse(&self.scheme, secret).map_err(|e| e.context(self.name().unwrap_or_default()))
         };
         if let Some(path) = &self.access.credentials {
             return parse(&secret_file(path)?);
@@ -98,7 +98,7 @@ pub fn complete_access(uri: &Uri, mut access: Access) -> Result<Access> {
 /// [`Kind::Refused`] where none has it or one can't be read; the message names the secret and the stores.
 pub fn find_secret(stores: &[SecretStore], name: &str) -> Result<Secret> {
     for store in stores {
-        if let Some(secret) = read(store, name).map_err(|e| e.within(format!("the secret {name:?}")))? {
+        if let Some(secret) = read(store, name).map_err(|e| e.context(format!("the secret {name:?}")))? {
             return Ok(secret);
         }
     }

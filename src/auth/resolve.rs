@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::key_cache::{IssuedKey, KeyIssuer};
+use super::key_cache::{IssuedKey, KeyCache, KeyIssuer};
 use super::refresh::key_expiry::jwt_expiry;
 use super::refresh::{FixedKey, KeyOrigin, KeyProvider, ResolvedKey};
 use super::{AuthKey, load};
@@ -30,7 +30,7 @@ const STORE_PROVIDER_POLL_INTERVAL: Duration = Duration::from_secs(30);
 const MIN_RENEWAL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Resolves the keys of one source.
-pub(super) struct CredentialResolver {
+struct CredentialResolver {
     uri: Uri,
     access: Access,
     client: HttpClient,
@@ -47,7 +47,7 @@ impl std::fmt::Debug for CredentialResolver {
 
 impl CredentialResolver {
     /// The resolver for `uri`; `client` asks token services.
-    pub(super) fn new(uri: &Uri, access: &Access, client: &HttpClient) -> Self {
+    fn new(uri: &Uri, access: &Access, client: &HttpClient) -> Self {
         let loader = load::loader(uri, access);
         let (uri, access, client) = (uri.clone(), access.clone(), client.clone());
         Self { uri, access, client, loader, last: Mutex::default() }
@@ -100,6 +100,24 @@ impl CredentialResolver {
                 Uri::Http(_) | Uri::File(_) | Uri::Bt(_) => Ok(FixedKey::provider(AuthKey::Anonymous, None)),
             },
         }
+    }
+}
+
+impl KeyCache {
+    /// Opens the cache for `uri` and gets its first key, so that missing credentials are reported at once. `client` asks
+    /// token services.
+    ///
+    /// # Errors
+    /// `Refused` and `Invalid` for missing or wrong credentials, `Unavailable` and `Timeout` of a token service.
+    pub(crate) async fn open(uri: &Uri, access: &Access, client: &HttpClient) -> Result<Self> {
+        let keys = Self::lazy(uri, access, client);
+        keys.get().await?;
+        Ok(keys)
+    }
+
+    /// Makes a cache that gets its first key when it is needed.
+    pub(crate) fn lazy(uri: &Uri, access: &Access, client: &HttpClient) -> Self {
+        Self::with_issuer(Box::new(CredentialResolver::new(uri, access, client)))
     }
 }
 

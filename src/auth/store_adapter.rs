@@ -1,25 +1,18 @@
-//! Adapters between this module and the `object_store` crate, in both directions.
+//! The engine's HTTP client and errors for the `object_store` crate.
 //!
 //! `object_store` knows how to get tokens from several clouds: it asks for them through [`TokenHttp`], the engine's own
-//! HTTP client, so that timeouts, `Retry-After` and the reading of responses are the same as everywhere. And a mirror's
-//! requests are made by `object_store`: it gets its keys from [`StoreKeys`].
+//! HTTP client, so that timeouts, `Retry-After` and the reading of responses are the same as everywhere.
 
-use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use http_body_util::BodyExt;
-use object_store::aws::AwsCredential;
-use object_store::azure::AzureCredential;
 use object_store::client::{
     ClientOptions, HttpClient as StoreHttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest,
     HttpResponse, HttpResponseBody, HttpService,
 };
-use object_store::gcp::GcpCredential;
-use object_store::{BackoffConfig, CredentialProvider, RetryConfig};
+use object_store::{BackoffConfig, RetryConfig};
 
-use super::{AuthKey, KeyCache, wrong_service};
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{self, HttpClient, innermost};
 
@@ -85,68 +78,11 @@ pub(crate) fn engine_error(error: object_store::Error) -> Error {
         }
         cause = layer.source();
     }
-    let text = format!("the service's answer is not what was asked for: {}", innermost(&error));
+    let text = format!("the service's response is not what was asked for: {}", innermost(&error));
     Error::new(Kind::Unsupported, text)
 }
 
 /// Wraps an error so that [`engine_error`] finds it again.
-fn store_error(error: Error) -> object_store::Error {
+pub(super) fn store_error(error: Error) -> object_store::Error {
     object_store::Error::Generic { store: "credentials", source: Box::new(error) }
-}
-
-/// Provides the keys of a [`KeyCache`] to an `object_store` whose credentials are a `C`.
-pub(crate) struct StoreKeys<C> {
-    keys: Arc<KeyCache>,
-    convert: fn(&AuthKey) -> Option<Arc<C>>,
-}
-
-impl<C> fmt::Debug for StoreKeys<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("StoreKeys")
-    }
-}
-
-impl StoreKeys<AwsCredential> {
-    /// The keys of AWS, and of services that speak S3.
-    pub(crate) fn aws(keys: &Arc<KeyCache>) -> Arc<Self> {
-        let convert = |key: &AuthKey| match key {
-            AuthKey::Aws(key) => Some(key.clone()),
-            _ => None,
-        };
-        Arc::new(Self { keys: keys.clone(), convert })
-    }
-}
-
-impl StoreKeys<AzureCredential> {
-    /// The keys of Azure.
-    pub(crate) fn azure(keys: &Arc<KeyCache>) -> Arc<Self> {
-        let convert = |key: &AuthKey| match key {
-            AuthKey::Azure(key) => Some(key.clone()),
-            _ => None,
-        };
-        Arc::new(Self { keys: keys.clone(), convert })
-    }
-}
-
-impl StoreKeys<GcpCredential> {
-    /// The tokens of Google.
-    pub(crate) fn google(keys: &Arc<KeyCache>) -> Arc<Self> {
-        let convert = |key: &AuthKey| match key {
-            AuthKey::Bearer(token) => Some(Arc::new(GcpCredential { bearer: token.expose().to_owned() })),
-            // `object_store` wants a token for writes even where none is needed; `StoreHttp` removes the empty one.
-            AuthKey::Anonymous => Some(Arc::new(GcpCredential { bearer: String::new() })),
-            _ => None,
-        };
-        Arc::new(Self { keys: keys.clone(), convert })
-    }
-}
-
-#[async_trait]
-impl<C: fmt::Debug + Send + Sync + 'static> CredentialProvider for StoreKeys<C> {
-    type Credential = C;
-
-    async fn get_credential(&self) -> object_store::Result<Arc<C>> {
-        let issued = self.keys.get().await.map_err(store_error)?;
-        (self.convert)(&issued.key).ok_or_else(|| store_error(wrong_service()))
-    }
 }

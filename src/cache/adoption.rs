@@ -104,17 +104,22 @@ mod tests {
         Blob { key, size, checks: Some(checks.into()), path, version, sha256: None, stored }
     }
 
+    /// A cache in `home` that knows what it holds.
+    fn open(home: &Path, capacity: u64) -> Cache {
+        let limits = Limits { capacity: Some(capacity), reserve: 0 };
+        let cache = Cache::open(&home.join("cache"), "default", limits, SystemTime::now).expect("a cache");
+        while cache.space().used().is_none() {
+            std::thread::yield_now();
+        }
+        cache
+    }
+
     #[test]
     fn adopted_file_has_only_the_blocks_that_are_right() {
         let home = tempfile::tempdir().expect("a directory");
         let path = home.path().join("file");
         let blob = damaged_file(&path);
-        let limits = Limits { capacity: Some(4 * BLOCK), reserve: 0 };
-        let cache =
-            Cache::open(&home.path().join("cache"), "default", limits, SystemTime::now).expect("a cache");
-        while cache.space().used().is_none() {
-            std::thread::yield_now();
-        }
+        let cache = open(home.path(), 4 * BLOCK);
         let _lease = cache.leases().lease(blob.key);
         let rename = |is_good| {
             let path = &path;
@@ -139,12 +144,7 @@ mod tests {
         let home = tempfile::tempdir().expect("a directory");
         let path = home.path().join("file");
         let blob = damaged_file(&path);
-        let limits = Limits { capacity: Some(2 * BLOCK), reserve: 0 };
-        let cache =
-            Cache::open(&home.path().join("cache"), "default", limits, SystemTime::now).expect("a cache");
-        while cache.space().used().is_none() {
-            std::thread::yield_now();
-        }
+        let cache = open(home.path(), 2 * BLOCK);
         let _lease = cache.leases().lease(blob.key);
         let adopted =
             cache.adopt(&blob, |blobs, name| rustix::fs::renameat(CWD, &path, blobs, name).map(|()| true));

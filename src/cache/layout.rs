@@ -360,6 +360,12 @@ fn check_format(root: &CacheDirectory) -> Result<()> {
     }
 }
 
+/// Whether the directory at `path` holds a cache, or what can't be told from here.
+pub fn is_cache(path: &Path) -> bool {
+    let format = std::fs::symlink_metadata(path.join(FORMAT_FILE));
+    !format.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
 /// Durable first: staged blobs are of no use in a directory that is not recognized as a cache.
 fn write_format(root: &CacheDirectory) -> io::Result<()> {
     let mut file = root.file(FORMAT_FILE, OFlags::WRONLY | OFlags::CREATE)?;
@@ -374,7 +380,7 @@ const MNT_ID_UNIQUE: u32 = 0x4000;
 fn stamp(blobs: &OwnedFd) -> io::Result<Digest> {
     let mask = StatxFlags::from_bits_retain(MNT_ID_UNIQUE);
     let stat = rustix::fs::statx(blobs, "", AtFlags::EMPTY_PATH, mask | StatxFlags::BASIC_STATS)?;
-    let mut name = boot::id()?.into_bytes();
+    let mut name = boot::id_line().map_err(io::Error::other)?.into_bytes();
     name.extend_from_slice(&stat.stx_mnt_id.to_le_bytes());
     if stat.stx_mask & MNT_ID_UNIQUE == 0 {
         // An older kernel reuses mount ids, so the stamp must be one that never comes again: the process's own. A

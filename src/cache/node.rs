@@ -91,6 +91,11 @@ impl NodeCache {
         }
     }
 
+    /// Leaves the removals that are not seen to their end by now to the next process, which [repeats](Self::repeat_removals) them.
+    pub fn leave_removals(&self) {
+        self.partitions().iter().for_each(|partition| partition.removal_marks.leave());
+    }
+
     /// The cache directory.
     pub fn root(&self) -> &Path {
         self.root.path()

@@ -250,15 +250,11 @@ impl Partition {
 }
 
 /// Parses a file name into the blob's key and the kind of file. Maps go with their parts.
-pub(super) fn parse(name: &[u8]) -> Option<(Key, BlobFile)> {
+fn parse(name: &[u8]) -> Option<(Key, BlobFile)> {
     let name = std::str::from_utf8(name).ok()?;
     let (stem, form) = match name.strip_suffix(".part") {
         Some(stem) => (stem, BlobFile::Part),
         None => (name, BlobFile::Whole),
     };
-    let key = match stem.strip_prefix("o-") {
-        Some(digest) => Key::Origin(digest.parse().ok()?),
-        None => Key::Content(stem.parse().ok()?),
-    };
-    Some((key, form))
+    Some((stem.parse().ok()?, form))
 }

@@ -15,8 +15,6 @@ use rustix::fs::{AtFlags, OFlags};
 use crate::blob::Key;
 
 use super::directory::CacheDirectory;
-use super::layout::BlobFile;
-use super::partition::parse;
 
 /// The marks of one tenant.
 #[derive(Debug)]
@@ -83,11 +81,13 @@ impl RemovalMarks {
     pub(super) fn serve_all(self: &Arc<Self>) -> io::Result<Vec<Removal>> {
         self.serves_all.store(true, Relaxed);
         let names = std::fs::read_dir(self.directory.path())?.collect::<io::Result<Vec<_>>>()?;
-        let keys = names.iter().filter_map(|entry| match parse(entry.file_name().as_encoded_bytes())? {
-            (key, BlobFile::Whole) => Some(key),
-            _ => None,
-        });
-        Ok(keys.map(|key| self.mark(&key)).collect())
+        let keys = names.iter().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        Ok(keys.map(|key: Key| self.mark(&key)).collect())
+    }
+
+    /// Leaves the marks that there are to the next process: the tasks that they wait for are about to be cancelled.
+    pub(super) fn leave(&self) {
+        self.serves_all.store(false, Relaxed);
     }
 }
 
@@ -119,5 +119,9 @@ mod tests {
         assert_eq!(files(), 1, "it was removed again meanwhile");
         drop(again);
         assert_eq!(files(), 0);
+        let cancelled = next.mark(&one);
+        next.leave();
+        drop(cancelled);
+        assert_eq!(files(), 1, "nobody saw it to its end");
     }
 }

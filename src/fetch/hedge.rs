@@ -168,7 +168,7 @@ impl<'a> Hedged<'a> {
     fn stalled(&self, waited: Duration) -> Error {
         let kind = self.target.step.tier.kind();
         let text = match self.first.0.latency {
-            None => format!("the {kind} did not answer within {} s", waited.as_secs()),
+            None => format!("the {kind} did not respond within {} s", waited.as_secs()),
             Some(_) => format!("the {kind} stopped sending within block {}", self.extent().first),
         };
         Error::new(Kind::Timeout, text)

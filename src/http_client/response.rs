@@ -41,7 +41,7 @@ pub(crate) async fn refusal(response: Response) -> (Error, Option<String>) {
         Some(region) => format!("; the bucket's region is {region}"),
         None => advice.into(),
     };
-    (Error::new(kind, format!("the server answers {status}{code}{advice}")), region)
+    (Error::new(kind, format!("the server returned {status}{code}{advice}")), region)
 }
 
 /// The region that a bucket is in, where an error response names it: in its headers, or in the text of its body.
@@ -70,7 +70,7 @@ fn classify(status: StatusCode, code: Option<&str>) -> (Kind, &'static str) {
         }
         (404 | 410, _) => (Kind::NotFound, "; check the name"),
         (412 | 416, _) => (Kind::Changed, ""),
-        (408 | 504, _) => (Kind::Timeout, ""),
+        (408 | 504, _) | (400, Some("RequestTimeout")) => (Kind::Timeout, ""),
         (425 | 429 | 500.., _) => (Kind::Unavailable, ""),
         (300..400, _) => (Kind::Unsupported, "; the redirect is not followed"),
         _ => (Kind::Invalid, ""),
@@ -208,7 +208,7 @@ pub(crate) async fn read(response: Response, limit: usize) -> Result<Bytes> {
     while let Some(piece) = timeout(MAX_RESPONSE_TIMEOUT, body.next()).await.map_err(silence)? {
         whole.extend_from_slice(&piece.map_err(transport_error)?);
         if whole.len() > limit {
-            return Err(Error::new(Kind::Unsupported, format!("the answer is longer than {limit} bytes")));
+            return Err(Error::new(Kind::Unsupported, format!("the response is longer than {limit} bytes")));
         }
     }
     Ok(whole.freeze())
@@ -234,9 +234,9 @@ pub(crate) fn body_of_length(
                     None,
                 ),
             },
-            Some(Err(error)) => (Err(error.within(&what)), None),
+            Some(Err(error)) => (Err(error.context(&what)), None),
             None if left == 0 => return None,
-            None => (Err(Error::new(Kind::Unavailable, format!("{what}: the answer ended early"))), None),
+            None => (Err(Error::new(Kind::Unavailable, format!("{what}: the response ended early"))), None),
         };
         Some((item, (body, left, what)))
     });

@@ -4,6 +4,8 @@ use std::borrow::Cow;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use sha2::{Digest as _, Sha256};
+
 use super::directories::DirectoryStack;
 use super::encoder::encode;
 use super::entries::SortedEntries;
@@ -135,6 +137,11 @@ impl Listing {
         if found.size > binary::MAX_BLOB_BYTES {
             return self.rejected.add(found.path, "it is larger than any file can be");
         }
+        if found.size == 0 && found.sha256.is_some_and(|sha256| sha256 != *Sha256::digest([])) {
+            return self
+                .rejected
+                .add(found.path, "its size is 0, and its SHA-256 is not that of an empty file");
+        }
         let marked = || self.executable.as_ref().is_some_and(|patterns| patterns.select(found.path));
         let what = if found.executable || marked() { RowKind::Program } else { RowKind::File };
         let ListedFile { path, size, version, ref sha256, .. } = found;
@@ -252,7 +259,7 @@ impl Listing {
         }
         self.directories.close(&mut self.sorter);
         let run = order(self.sorter, &self.scratch, self.escape, &mut self.rejected)
-            .map_err(|e| e.within(origin))?;
+            .map_err(|e| e.context(origin))?;
         self.rejected.check(origin)?;
         if self.selected == 0 {
             let (listed, patterns) = (self.listed, self.selection.patterns());
@@ -268,7 +275,7 @@ impl Listing {
             ));
         }
         encode(&SortedEntries { source: origin, run }, out)
-            .map_err(|e| e.on_disk(&self.scratch).within(origin))
+            .map_err(|e| e.on_disk(&self.scratch).context(origin))
     }
 }
 

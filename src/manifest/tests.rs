@@ -103,7 +103,10 @@ fn things() -> impl Strategy<Value = Model> {
     let bytes = || prop::collection::vec(any::<u8>(), 0..9);
     let file = (prop_oneof![Just(0), 1..10_000_000u64], any::<bool>(), bytes(), any::<Option<[u8; 32]>>());
     let thing = prop_oneof![
-        4 => file.prop_map(|(size, executable, version, sha256)| ExpectedEntry::File { size, executable, version, sha256 }),
+        4 => file.prop_map(|(size, executable, version, sha256)| {
+            let sha256 = sha256.filter(|_| size > 0);
+            ExpectedEntry::File { size, executable, version, sha256 }
+        }),
         1 => bytes().prop_map(|t| ExpectedEntry::Symlink([b"x", &t[..]].concat().into_iter().filter(|b| *b > 0).collect())),
         1 => Just(ExpectedEntry::Directory),
     ];

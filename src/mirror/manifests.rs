@@ -56,7 +56,7 @@ impl Mirror {
             if hasher.count() == 0 {
                 // Gigabytes of something else would be fetched for a minute before their digest told.
                 let checked = Manifest::check_start(&piece, usize::try_from(meta.size).unwrap_or(usize::MAX));
-                checked.map_err(|e| e.within(self.url_of(&key)))?;
+                checked.map_err(|e| e.context(self.url_of(&key)))?;
             }
             let file = file.clone();
             hasher = blocking(move || {

@@ -14,8 +14,8 @@ use reqwest::redirect::Policy;
 use super::multipart::MirrorStore;
 use super::store::root_cause;
 use crate::auth::KeyCache;
-use crate::auth::store_adapter::StoreKeys;
 use crate::auth::store_connector::StoreConnector;
+use crate::auth::store_keys::StoreKeys;
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{self, HttpClient};
 use crate::source::{Access, BucketService, Uri};
@@ -42,7 +42,7 @@ pub fn open(uri: &Uri, access: &Access) -> Result<Opened> {
                 KeyCache::lazy(uri, access, &HttpClient::new(Policy::none(), access.authorities.as_deref())?);
             let keys = Arc::new(keys);
             let store = cloud(uri, access, &keys)
-                .map_err(|e| e.within(format!("the mirror {uri} can't be opened")))?;
+                .map_err(|e| e.context(format!("the mirror {uri} can't be opened")))?;
             Ok((store, Some(keys)))
         }
     }
@@ -204,7 +204,7 @@ mod tests {
             (&[NONE, PAGE], "cannot write s3://bucket/format.json", "405 Method Not Allowed"),
         ] {
             let (endpoint, server) = service(answers).await;
-            let said = format!("{failed} at {endpoint}: the server answers {said}");
+            let said = format!("{failed} at {endpoint}: the server returned {said}");
             let s3 = Some(S3Access { anonymous: true, endpoint: Some(endpoint), ..S3Access::default() });
             let error = founded("s3://bucket", &Access { s3, ..Access::default() })
                 .init()

@@ -35,7 +35,7 @@ pub(super) fn is_gone(holder: &str) -> bool {
 }
 
 fn machine() -> Option<String> {
-    let boot = boot::id().ok()?;
+    let boot = boot::id_line().ok()?;
     let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
     let mut hasher = blake3::Hasher::new();
     hasher.update(boot.as_bytes()).update(namespace.as_os_str().as_encoded_bytes());

@@ -91,7 +91,7 @@ impl Mirror {
                 let Some(((stored, len), index)) = lens.next() else { return Ok(None) };
                 let frame = frames.next(stored as usize).await?;
                 let block = blocking(move || frames::decompress(&frame, len as usize)).await;
-                let block = block.map_err(|e| e.within(url_of))?;
+                let block = block.map_err(|e| e.context(url_of))?;
                 let start = range.start.saturating_sub(index * BLOCK);
                 let end = (range.end - index * BLOCK).min(len);
                 Ok(Some((block.slice(start as usize..end as usize), (frames, lens))))

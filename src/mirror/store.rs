@@ -163,7 +163,7 @@ fn reason(error: &object_store::Error) -> String {
     let Some(answer) = text.strip_prefix(STATUS_MESSAGE_PREFIX) else { return text };
     let (status, body) = answer.split_once(": ").unwrap_or((answer, ""));
     let code = code_of(body).map_or(String::new(), |code| format!(", {code}"));
-    format!("the server answers {status}{code}")
+    format!("the server returned {status}{code}")
 }
 
 /// The text that `object_store` puts before the status and the body of a failed response.

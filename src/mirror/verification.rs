@@ -66,11 +66,11 @@ impl Mirror {
     async fn snapshot(&self, found: Result<Ref>) -> Result<Manifest> {
         let found = found?;
         let key = self.key(ObjectKind::Manifests, &found.manifest);
-        let manifest = self.manifest(&found.manifest).await.map_err(|e| e.within(&found.source))?;
+        let manifest = self.manifest(&found.manifest).await.map_err(|e| e.context(&found.source))?;
         let missing = || damaged(self.url_of(&key), format!("{} needs it; it is missing", found.source));
         let manifest = manifest.ok_or_else(missing)?;
         let url_of = self.url_of(&key);
-        blocking(move || manifest.check().map(|()| manifest).map_err(|e| e.within(url_of))).await
+        blocking(move || manifest.check().map(|()| manifest).map_err(|e| e.context(url_of))).await
     }
 
     async fn verify_blobs(
@@ -108,7 +108,7 @@ impl Mirror {
             {
                 tracing::warn!(%error, "a damaged blob is not marked: adding its source will not repair it");
             }
-            report(fault.within(manifest.source()));
+            report(fault.context(manifest.source()));
         }
         Ok(())
     }
@@ -162,7 +162,7 @@ impl Mirror {
             );
             let (blob, bytes) = (blob.clone(), bytes.await?.freeze());
             let url_of = self.locate(&blob);
-            blocking(move || check(&blob, extent, &bytes)).await.map_err(|e| e.within(url_of))?;
+            blocking(move || check(&blob, extent, &bytes)).await.map_err(|e| e.context(url_of))?;
             first = extent.range().end;
         }
         Ok(())

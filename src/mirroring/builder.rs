@@ -133,7 +133,7 @@ impl<'a> BlobBuilder<'a> {
             return Ok(());
         }
         let text = "the server ignores Range, so a mirror takes no file over 16 MiB from it; copy it, or mount it without a mirror";
-        Err(Error::new(Kind::Unsupported, text).within(blob))
+        Err(Error::new(Kind::Unsupported, text).context(blob))
     }
 
     /// The content of a pack, in blocks.
@@ -313,7 +313,7 @@ impl<'a> BlobBuilder<'a> {
             }
         }
         let proved = sha256.clone().map(|hasher| hasher.finalize().into()) == blob.sha256;
-        if proved { Ok(sha256) } else { Err(wrong_sha256().within(blob)) }
+        if proved { Ok(sha256) } else { Err(wrong_sha256().context(blob)) }
     }
 }
 
@@ -338,7 +338,7 @@ fn first_extent(size: u64) -> Extent {
 fn check_sha256(file: &Blob, blocks: &[Bytes]) -> Result<()> {
     let Some(expected) = &file.sha256 else { return Ok(()) };
     let found = blocks.iter().fold(Sha256::new(), |hasher, block| hasher.chain_update(block)).finalize();
-    if found.as_slice() == expected { Ok(()) } else { Err(wrong_sha256().within(file)) }
+    if found.as_slice() == expected { Ok(()) } else { Err(wrong_sha256().context(file)) }
 }
 
 fn wrong_sha256() -> Error {

@@ -93,9 +93,9 @@ impl HubOrigin {
     ) -> Result<Self> {
         let uri = Uri::Hf { kind, id: id.into(), revision: revision.map(str::to_owned), path: path.into() };
         let named = uri.to_string();
-        let api = HubApi::new(&uri, kind, id, access).map_err(|e| e.within(&named))?;
+        let api = HubApi::new(&uri, kind, id, access).map_err(|e| e.context(&named))?;
         let revision = revision.unwrap_or(HUB_DEFAULT_REVISION);
-        let (commit, path) = resolve(&api, revision, path).await.map_err(|e| e.within(&named))?;
+        let (commit, path) = resolve(&api, revision, path).await.map_err(|e| e.context(&named))?;
         let at = Uri::Hf { kind, id: id.into(), revision: Some(commit.sha.clone()), path: path.into() };
         let name = at.to_string();
         let identity =
@@ -136,7 +136,7 @@ async fn resolve_revision(api: &HubApi, revision: &str) -> Result<ResolvedCommit
     let is_sha = |sha: &str| sha.len() >= 40 && sha.bytes().all(|b| b.is_ascii_hexdigit());
     commit.filter(|commit| is_sha(&commit.sha)).ok_or_else(|| {
         let text = format!(
-            "the answer of {} names no commit; check that it is a Hub (--endpoint, HF_ENDPOINT)",
+            "the response of {} names no commit; check that it is a Hub (--endpoint, HF_ENDPOINT)",
             api.endpoint()
         );
         Error::new(Kind::Unsupported, text)
@@ -169,6 +169,6 @@ impl Origin for HubOrigin {
     }
 
     fn list<'a>(&'a self, listing: &'a mut Listing) -> BoxFuture<'a, Result<()>> {
-        tree_listing::list(self, listing).map(|done| done.map_err(|e| e.within(&self.name))).boxed()
+        tree_listing::list(self, listing).map(|done| done.map_err(|e| e.context(&self.name))).boxed()
     }
 }

@@ -49,7 +49,7 @@ impl BucketOrigin {
     /// Opens what `uri` names: anything but a local file, a web server or the Hub.
     pub(super) async fn open(uri: &Uri, access: &Access) -> Result<Self> {
         let name = uri.to_string();
-        Self::connect(uri, &name, access).await.map_err(|e| e.within(&name))
+        Self::connect(uri, &name, access).await.map_err(|e| e.context(&name))
     }
 
     async fn connect(uri: &Uri, name: &str, access: &Access) -> Result<Self> {
@@ -107,9 +107,9 @@ impl BucketOrigin {
             None => {
                 // Some services tell no version with the content. The version of the listing is the pinned one before
                 // the response (the condition) and after its end, so it was in between.
-                let within = |e: Error| e.within(&wanted.name);
-                let whole = http_client::read(answer, wanted.bytes() as usize).await.map_err(within)?;
-                let now = self.client.find(&key).await.map_err(within)?;
+                let with_context = |e: Error| e.context(&wanted.name);
+                let whole = http_client::read(answer, wanted.bytes() as usize).await.map_err(with_context)?;
+                let now = self.client.find(&key).await.map_err(with_context)?;
                 (now.and_then(|object| object.tag), wanted.body_from(stream::iter([Ok(whole)])))
             }
         };
@@ -164,6 +164,6 @@ impl Origin for BucketOrigin {
     }
 
     fn list<'a>(&'a self, listing: &'a mut Listing) -> BoxFuture<'a, Result<()>> {
-        self.list_into(listing).map(|listed| listed.map_err(|e| e.within(&self.name))).boxed()
+        self.list_into(listing).map(|listed| listed.map_err(|e| e.context(&self.name))).boxed()
     }
 }

@@ -54,7 +54,9 @@ impl RangeRequest {
         match error.kind() {
             Kind::NotFound => gone(&self.name, &error.to_string()),
             Kind::Changed => self.changed(&error.to_string()),
-            _ => error.within(&self.name),
+            // What was read once is no wrong request: 400 RequestTimeout, 409, 423 pass.
+            Kind::Invalid => Error::new(Kind::Unavailable, format!("{}: {error}", self.name)),
+            _ => error.context(&self.name),
         }
     }
 
@@ -89,9 +91,13 @@ impl RangeRequest {
             };
         }
         match sent {
-            Some((_, total)) if total != self.size => Err(other_size()),
+            Some((_, Some(total))) if total != self.size => Err(other_size()),
             Some((Some(sent), _)) if sent == self.range && len.is_none_or(|len| len == self.bytes()) => {
                 Ok(())
+            }
+            // Allowed, and no known server does it.
+            Some((Some(sent), _)) if sent.start == self.range.start && sent.end < self.range.end => {
+                Err(self.error(Kind::Unsupported, "the server sends less than the part that was asked for"))
             }
             _ => {
                 Err(self.error(Kind::Corrupt, "the server sends another part of the file than was asked for"))
@@ -148,7 +154,8 @@ impl RangeRequest {
 /// Whether `response` is a part of what is stored, as it is stored: had it been encoded on its way, its whole length would be
 /// another than the listed one, which [`RangeRequest::check_range`] sees.
 pub(super) fn is_part(response: &Response) -> bool {
-    header(response.headers(), &CONTENT_RANGE).and_then(content_range).is_some()
+    let sent = header(response.headers(), &CONTENT_RANGE).and_then(content_range);
+    sent.is_some_and(|(_, total)| total.is_some())
 }
 
 /// Asks for `range`, which is not empty.
@@ -157,15 +164,16 @@ pub(super) fn set_range(headers: &mut HeaderMap, range: &Range<u64>) {
     headers.insert(RANGE, HeaderValue::from_str(&value).expect("digits"));
 }
 
-/// The range and the whole length in a `Content-Range` (RFC 9110, section 14.4).
-pub(super) fn content_range(value: &str) -> Option<(Option<Range<u64>>, u64)> {
+/// The range and the whole length in a `Content-Range`, each `None` where the server does not know it (RFC 9110, section 14.4).
+pub(super) fn content_range(value: &str) -> Option<(Option<Range<u64>>, Option<u64>)> {
     let (range, total) = value.strip_prefix("bytes ")?.split_once('/')?;
     let range = match range.split_once('-') {
         Some((first, last)) => Some(first.parse().ok()?..last.parse::<u64>().ok()?.checked_add(1)?),
         None if range == "*" => None,
         None => return None,
     };
-    Some((range, total.parse().ok()?))
+    let total = if total == "*" { None } else { Some(total.parse().ok()?) };
+    Some((range, total))
 }
 
 /// A version as the value of a header that makes a request conditional.
@@ -183,9 +191,10 @@ mod tests {
 
     #[test]
     fn content_range_is_read_or_refused() {
-        assert_eq!(content_range("bytes 0-0/9"), Some((Some(0..1), 9)));
-        assert_eq!(content_range("bytes */0"), Some((None, 0)));
-        for bad in ["bytes 0-0/*", "bytes 0/9", "0-0/9", "bytes 0-18446744073709551615/9", "bytes a-b/9"] {
+        assert_eq!(content_range("bytes 0-0/9"), Some((Some(0..1), Some(9))));
+        assert_eq!(content_range("bytes */0"), Some((None, Some(0))));
+        assert_eq!(content_range("bytes 0-0/*"), Some((Some(0..1), None)));
+        for bad in ["bytes 0/9", "0-0/9", "bytes 0-18446744073709551615/9", "bytes a-b/9"] {
             assert_eq!(content_range(bad), None, "{bad}");
         }
     }

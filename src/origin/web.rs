@@ -7,6 +7,7 @@ mod web_listing;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -41,6 +42,8 @@ pub(super) struct WebOrigin {
     keys: KeyCache,
     /// Whether files are read of which the server tells no version.
     unpinned: bool,
+    /// Whether the server was seen to send a part of a file: some only say that they do.
+    has_ranges: AtomicBool,
 }
 
 /// The kind of a URL.
@@ -60,14 +63,22 @@ impl WebOrigin {
             let text = "plain http can be read and changed on its way; use https, or allow http explicitly";
             return Err(Error::new(Kind::Invalid, format!("{name}: {text}")));
         }
-        let layout = UrlLayout::of(url).map_err(|e| e.within(&name))?;
+        let layout = UrlLayout::of(url).map_err(|e| e.context(&name))?;
         let authorities = access.authorities.as_deref();
         let client = RedirectGuard::new(url, access).following_client(authorities);
-        let client = client.map_err(|e| e.within(&name))?;
+        let client = client.map_err(|e| e.context(&name))?;
         // The provider of keys is not the server.
         let issuers = HttpClient::new(Policy::none(), authorities)?;
         let keys = KeyCache::lazy(&Uri::Http(url.clone()), access, &issuers);
-        Ok(Self { name, url: url.clone(), layout, client, keys, unpinned: access.unpinned })
+        Ok(Self {
+            name,
+            url: url.clone(),
+            layout,
+            client,
+            keys,
+            unpinned: access.unpinned,
+            has_ranges: AtomicBool::new(false),
+        })
     }
 
     /// Sends a request with the key. A redirect to another host is followed without it (reqwest drops the header). Any
@@ -129,7 +140,7 @@ impl WebOrigin {
         }
         let response = self.send(&request).await.map_err(|e| wanted.failed(e))?;
         if Validator::of(response.headers()).is_none() && validator.condition().is_some() {
-            let text = "the server answers without the version that it told before; perhaps another answers in its place";
+            let text = "the server's response lacks the version of its earlier ones; perhaps another server responds in its place";
             return Err(Error::new(Kind::Unsupported, format!("{}: {text}", wanted.name)));
         }
         if !validator.matches(response.headers()) {

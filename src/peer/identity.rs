@@ -24,7 +24,6 @@ use tokio::sync::watch;
 use tokio_rustls::server::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, client};
 
-use super::server::Caller;
 use crate::error::{Error, Kind, Result};
 
 /// How often the files are checked for changes.
@@ -80,6 +79,25 @@ pub struct CertificateFiles {
     pub key: PathBuf,
     /// The authorities of the cluster.
     pub authority: PathBuf,
+}
+
+/// The sender of a request, as its certificate names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Its node id; `None` without TLS.
+    pub id: Option<String>,
+    /// The tenants that it may host; `None`: all.
+    pub tenants: Option<Vec<String>>,
+}
+
+impl Caller {
+    /// A caller without a certificate, where there is no TLS.
+    pub const ANONYMOUS: Self = Self { id: None, tenants: None };
+
+    /// Whether it may have data of `tenant`.
+    pub(super) fn may_have(&self, tenant: &str) -> bool {
+        self.tenants.as_ref().is_none_or(|tenants| tenants.iter().any(|t| t == tenant))
+    }
 }
 
 /// A node's identity, reloaded when its files change.

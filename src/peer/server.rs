@@ -14,6 +14,7 @@ use parking_lot::RwLock;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 
+use super::identity::Caller;
 use super::membership::gossip::GossipSender;
 use super::wire::{BlockRequest, BlockResponse, Frame, Frames};
 use crate::error::Result;
@@ -44,24 +45,6 @@ pub trait BlockProvider: Send + Sync + fmt::Debug + 'static {
 
     /// A number that grows with whatever this node receives or sends: as long as it does, peers should wait.
     fn progress(&self) -> u64;
-}
-
-/// The sender of a request, as its certificate names it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Caller {
-    /// Its node id; `None` without TLS.
-    pub id: Option<String>,
-    /// The tenants that it may host; `None`: all.
-    pub tenants: Option<Vec<String>>,
-}
-
-impl Caller {
-    /// A caller without a certificate, where there is no TLS.
-    pub const ANONYMOUS: Self = Self { id: None, tenants: None };
-
-    fn may_have(&self, tenant: &str) -> bool {
-        self.tenants.as_ref().is_none_or(|tenants| tenants.iter().any(|t| t == tenant))
-    }
 }
 
 /// Responds to the requests of peers.

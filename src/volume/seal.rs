@@ -7,18 +7,25 @@ use std::sync::Arc;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::walk::{FileTime, ScannedFile, VolumeDirectory};
+use super::skip_reason::SkipReason;
+use super::walk::{FileTime, Scan, ScannedFile, SkippedEntries, VolumeDirectory};
 use super::writer_probe::{Writers, probe_writers};
 use crate::checkpoint::LOOSE;
 use crate::checkpoint::marker::is_marker;
+use crate::checkpoint::units::CheckpointUnits;
 use crate::digest::Digest;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 
 /// How many files of a unit are held open from the seal to the end of their upload, the largest first: their deletion can't tear
 /// what is being uploaded. Of a unit with more, the rest is given up when it is deleted.
 const HELD_FILES_MAX: usize = 4096;
 /// Up to how many files are flushed one by one; of more, the whole file system is.
 const FLUSHED_FILES_MAX: usize = 64;
+/// The most units that a directory may have.
+const UNITS_MAX: usize = 10_000;
+
+/// The files of each unit of a directory, by the names of the units.
+pub type Seals = BTreeMap<String, Seal>;
 
 /// A unit of a directory, with all that it consists of and in which versions. Paths are those below the directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,6 +81,48 @@ pub struct SealedUnit {
     pub(super) directory: Arc<VolumeDirectory>,
     /// Files of it that are open.
     pub(super) held: HashMap<Vec<u8>, Arc<OwnedFd>>,
+}
+
+impl Scan {
+    /// The files of each unit, by the names of the units, and the entries that are left out.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] where there are more than ten thousand units.
+    pub fn into_seals(self) -> Result<(Seals, SkippedEntries)> {
+        let units = CheckpointUnits::new(self.directories.keys().map(Vec::as_slice));
+        let (mut seals, mut skipped) = (Seals::new(), self.skipped);
+        let mut name_of = |path: &[u8], is_directory| {
+            let name = units.unit(path, is_directory)?;
+            let text = str::from_utf8(name).ok();
+            if text.is_none() {
+                skipped.insert(name.to_owned(), SkipReason::NotUtf8);
+            }
+            text.map(str::to_owned)
+        };
+        let new = |name: &str| Seal { unit: name.to_owned(), ..Seal::default() };
+        for (path, file) in self.files {
+            if let Some(name) = name_of(&path, false) {
+                let seal = seals.entry(name).or_insert_with_key(|name| new(name));
+                seal.files.insert(EncodedPath(path), file);
+            }
+        }
+        for (path, at) in self.directories {
+            if let Some(name) = name_of(&path, true) {
+                let seal = seals.entry(name).or_insert_with_key(|name| new(name));
+                seal.directories.insert(EncodedPath(path), at);
+            }
+        }
+        for (path, (target, at)) in self.links {
+            if let Some(name) = name_of(&path, false) {
+                let seal = seals.entry(name).or_insert_with_key(|name| new(name));
+                seal.links.insert(EncodedPath(path), (EncodedPath(target), at));
+            }
+        }
+        if seals.len() > UNITS_MAX {
+            return Err(Error::new(Kind::Invalid, format!("there are more than {UNITS_MAX} checkpoints")));
+        }
+        Ok((seals, skipped))
+    }
 }
 
 impl Seal {

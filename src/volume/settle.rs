@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::walk::{FileTime, Seals};
+use super::seal::Seals;
+use super::walk::FileTime;
 use crate::checkpoint::LOOSE;
 use crate::digest::Digest;
 

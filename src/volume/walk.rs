@@ -12,9 +12,7 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::seal::{EncodedPath, Seal};
 use super::skip_reason::SkipReason;
-use crate::checkpoint::units::CheckpointUnits;
 use crate::error::{Error, Kind, Result};
 use crate::origin::file_version;
 
@@ -23,13 +21,8 @@ const ENTRIES_MAX: usize = 1 << 20;
 /// The most bytes that their paths and what its links hold may have together, all in memory: 128 for each where there are most.
 const PATH_BYTES_MAX: usize = 128 << 20;
 
-/// The most units that it may have.
-const UNITS_MAX: usize = 10_000;
-
 /// A time of a file: seconds and nanoseconds since 1970.
 pub type FileTime = (i64, u32);
-/// The files of each unit of a directory, by the names of the units.
-pub type Seals = BTreeMap<String, Seal>;
 /// The entries that are left out of a directory, and why.
 pub type SkippedEntries = BTreeMap<Vec<u8>, SkipReason>;
 
@@ -248,48 +241,6 @@ impl VolumeDirectory {
 
     fn fault(&self, path: &[u8], error: Errno) -> Error {
         Error::disk(format!("cannot read {}", self.name(path)), error.into())
-    }
-}
-
-impl Scan {
-    /// The files of each unit, by the names of the units, and the entries that are left out.
-    ///
-    /// # Errors
-    /// [`Kind::Invalid`] where there are more than ten thousand units.
-    pub fn into_seals(self) -> Result<(Seals, SkippedEntries)> {
-        let units = CheckpointUnits::new(self.directories.keys().map(Vec::as_slice));
-        let (mut seals, mut skipped) = (Seals::new(), self.skipped);
-        let mut name_of = |path: &[u8], is_directory| {
-            let name = units.unit(path, is_directory)?;
-            let text = str::from_utf8(name).ok();
-            if text.is_none() {
-                skipped.insert(name.to_owned(), SkipReason::NotUtf8);
-            }
-            text.map(str::to_owned)
-        };
-        let new = |name: &str| Seal { unit: name.to_owned(), ..Seal::default() };
-        for (path, file) in self.files {
-            if let Some(name) = name_of(&path, false) {
-                let seal = seals.entry(name).or_insert_with_key(|name| new(name));
-                seal.files.insert(EncodedPath(path), file);
-            }
-        }
-        for (path, at) in self.directories {
-            if let Some(name) = name_of(&path, true) {
-                let seal = seals.entry(name).or_insert_with_key(|name| new(name));
-                seal.directories.insert(EncodedPath(path), at);
-            }
-        }
-        for (path, (target, at)) in self.links {
-            if let Some(name) = name_of(&path, false) {
-                let seal = seals.entry(name).or_insert_with_key(|name| new(name));
-                seal.links.insert(EncodedPath(path), (EncodedPath(target), at));
-            }
-        }
-        if seals.len() > UNITS_MAX {
-            return Err(Error::new(Kind::Invalid, format!("there are more than {UNITS_MAX} checkpoints")));
-        }
-        Ok((seals, skipped))
     }
 }
 

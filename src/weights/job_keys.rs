@@ -4,8 +4,7 @@
 use serde_json::Value;
 
 use super::loading::cannot_load;
-use super::schema::{JobKey, Shape};
-use super::training_cache::is_cache_base;
+use super::schema::{JobKey, REFERENCE, Shape, is_cache_base};
 use Shape::{Any, Flag, Keys, Label, List, Name, Scalars, Text, TextOr, Texts, Variables, Whole, Word};
 
 const MACHINE_REASON: &str = "the commands run on this machine as it is";
@@ -157,8 +156,6 @@ const USER_ENV: &[JobKey] = &[
         ]),
     ),
 ];
-/// A secret: only its name.
-pub(super) const REFERENCE: &[JobKey] = &[JobKey::required("name", Text)];
 
 /// A `config.yaml`.
 pub(super) static CONFIG: &[JobKey] = &[

@@ -1,5 +1,7 @@
 //! The shape of a configuration: which keys a mapping may have, which values they take, and what a job does with each.
 
+use std::path::{Component, Path};
+
 use serde_json::Value;
 
 use super::Rules;
@@ -66,6 +68,9 @@ pub(super) struct JobKey {
     /// `None` for what the key above it says.
     pub(super) handling: Option<Handling>,
 }
+
+/// The keys of a reference to a secret: only its name.
+pub(super) const REFERENCE: &[JobKey] = &[JobKey::required("name", Shape::Text)];
 
 impl JobKey {
     pub(super) const fn required(name: &'static str, shape: Shape) -> Self {
@@ -159,7 +164,7 @@ fn check_value(value: &Value, shape: Shape, place: &DocumentPath, rules: Rules, 
                         .reject(&place, "cannot be the name of a variable: it is empty or contains = or NUL");
                 }
                 if value.is_object() {
-                    check_value(value, Shape::Keys(super::job_keys::REFERENCE), &place, rules, found);
+                    check_value(value, Shape::Keys(REFERENCE), &place, rules, found);
                 } else if !matches!(shape, Shape::Scalars) || scalar(value).is_none() {
                     check_argument(value, &place, rules, found);
                 }
@@ -198,5 +203,24 @@ fn check_argument(value: &Value, place: &DocumentPath, rules: Rules, found: &mut
     check_value(value, Shape::Text, place, rules, found);
     if value.as_str().is_some_and(|text| text.contains('\0')) {
         found.reject(place, "contains a NUL, which no process can be given");
+    }
+}
+
+/// Whether caches can appear below `path`.
+pub fn is_cache_base(path: &Path) -> bool {
+    path.is_absolute()
+        && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cache_base_is_absolute_and_without_parent_directories() {
+        assert!(is_cache_base(Path::new("/root/.cache")));
+        for path in ["cache", "", "/a/../b"] {
+            assert!(!is_cache_base(Path::new(path)), "{path}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The training cache that a job asks for: directories of its project and its team that outlive it.
 
-use std::path::{Component, Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -73,12 +73,6 @@ pub fn training_cache(document: &Value) -> Option<TrainingCache> {
     })
 }
 
-/// Whether caches can appear below `path`.
-pub fn is_cache_base(path: &Path) -> bool {
-    path.is_absolute()
-        && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -100,13 +94,5 @@ mod tests {
         let own = of(json!({"cache_config": config})).expect("asked for");
         assert!(!own.require_cache_affinity && !own.enable_legacy_hf_mount);
         assert_eq!(own.places(), ["/c/user_artifacts", "/c/team_artifacts"].map(PathBuf::from));
-    }
-
-    #[test]
-    fn cache_base_is_absolute_and_without_parent_directories() {
-        assert!(is_cache_base(Path::new("/root/.cache")));
-        for path in ["cache", "", "/a/../b"] {
-            assert!(!is_cache_base(Path::new(path)), "{path}");
-        }
     }
 }

@@ -29,7 +29,20 @@ pub fn python_path() -> PathBuf {
     python
 }
 
-/// That Python, and what it is to run.
+/// Where the Python is that has PyTorch and what saves with it; `None` where nightly has not installed it.
+///
+/// # Panics
+/// When it is not there, in CI.
+pub fn writers_python_path() -> Option<PathBuf> {
+    let python = target().parent().expect("a directory above the profile's").join("venv-writers/bin/python3");
+    if !python.exists() {
+        cannot_run(&format!("{} is missing; scripts/writers makes it", python.display()));
+        return None;
+    }
+    Some(python)
+}
+
+/// The Python of [`python_path`], and what it is to run.
 ///
 /// # Panics
 /// When it is not there.

@@ -41,7 +41,7 @@ pub enum ClientError {
     #[error("no agent listens at {}", .0.display())]
     NotRunning(PathBuf),
     /// The agent ended, or hung up, before it answered.
-    #[error("the agent at {} ended before it answered", .0.display())]
+    #[error("the agent at {} ended before it responded", .0.display())]
     Disconnected(PathBuf),
     /// The agent refused or failed.
     #[error("{0}")]
@@ -106,7 +106,7 @@ impl Client {
 
     /// The status of the agent and its mounts.
     pub async fn status(&self) -> Result<AgentStatus, ClientError> {
-        let late = || self.broken(io::Error::new(io::ErrorKind::TimedOut, "the agent does not answer"));
+        let late = || self.broken(io::Error::new(io::ErrorKind::TimedOut, "the agent does not respond"));
         let answer = tokio::time::timeout(STATUS_TIMEOUT, self.ask(Method::GET, "/v1/status"));
         answer.await.unwrap_or_else(|_| Err(late()))
     }

@@ -2,7 +2,7 @@
 //! where its runtime wants it.
 //!
 //! `PUT /v1/publications/{key}` asks for one or joins it, `DELETE` ends it; both may be repeated. The request's own failure
-//! comes as a [`Failure`](super::Failure), whose kind says what the runtime is to do.
+//! comes as a [`Failure`], whose kind says what the runtime is to do.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -4,6 +4,8 @@ use bdnfs::checkpoint::{self, CheckpointId, DEFAULT_PROJECT, LOOSE};
 use bdnfs::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::random;
+
 /// The team of a job that names none.
 pub const DEFAULT_TEAM: &str = "default";
 /// The length of a generated id: as many letters and digits as tell a trillion jobs apart.
@@ -54,6 +56,16 @@ impl TrainingIdentity {
         const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
         let letter = |byte: u8| char::from(LETTERS[usize::from(byte) % LETTERS.len()]);
         self.id.get_or_insert_with(|| random.into_iter().map(letter).collect());
+    }
+
+    /// A random id of a training job.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`] where the kernel has nothing random.
+    pub fn random_id() -> Result<String> {
+        let mut identity = Self::default();
+        identity.choose_id(random::bytes()?);
+        Ok(identity.id().to_owned())
     }
 
     /// Makes sure that its id can be the name of a directory, its project has a name, and its rank is one of its nodes.

@@ -8,6 +8,8 @@ use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::{Error, Kind, Result};
 use rustix::fs::OFlags;
 
+use crate::durable::STATE_DIRECTORY;
+
 /// The file of a claim, in the state directory.
 const CLAIM_FILE: &str = "agent";
 
@@ -24,7 +26,7 @@ impl CacheClaim {
         let path = path(cache);
         let directory = CacheDirectory::open(cache)?;
         let make = || {
-            let state = directory.subdirectory(super::STATE_DIRECTORY)?;
+            let state = directory.subdirectory(STATE_DIRECTORY)?;
             let mut file = state.file(CLAIM_FILE, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
             writeln!(file, "{}", std::process::id())?;
             file.sync_all()?;
@@ -47,8 +49,8 @@ impl CacheClaim {
     /// [`Kind::Busy`], with what to do; [`Kind::Disk`].
     pub fn ensure_unclaimed(cache: &Path) -> Result<()> {
         let path = path(cache);
-        let claim = CacheDirectory::open(cache)?
-            .file(Path::new(super::STATE_DIRECTORY).join(CLAIM_FILE), OFlags::RDONLY);
+        let claim =
+            CacheDirectory::open(cache)?.file(Path::new(STATE_DIRECTORY).join(CLAIM_FILE), OFlags::RDONLY);
         let pid = match claim.and_then(io::read_to_string) {
             Ok(pid) => pid,
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
@@ -66,5 +68,5 @@ impl CacheClaim {
 }
 
 fn path(cache: &Path) -> PathBuf {
-    cache.join(super::STATE_DIRECTORY).join(CLAIM_FILE)
+    cache.join(STATE_DIRECTORY).join(CLAIM_FILE)
 }

@@ -21,6 +21,7 @@ use rustix::fs::OFlags;
 
 use crate::api::cache::ScrubPass;
 use crate::context::Context;
+use crate::durable::STATE_DIRECTORY;
 use crate::runtime;
 
 /// How often all that the cache holds is verified, by default.
@@ -108,7 +109,7 @@ impl Scrubber {
 
 /// The last pass over the cache in the directory `root`, of whichever agent.
 pub fn last_pass(root: &Path) -> Option<ScrubPass> {
-    let path = Path::new(super::STATE_DIRECTORY).join(LAST_PASS_FILE);
+    let path = Path::new(STATE_DIRECTORY).join(LAST_PASS_FILE);
     serde_json::from_reader(CacheDirectory::open(root).ok()?.file(path, OFlags::RDONLY).ok()?).ok()
 }
 
@@ -182,7 +183,7 @@ fn scrub_due(engine: &Engine, interval: Duration, stats: &ScrubStats, pace: Scru
         pass.ended = verification_time::seconds(SystemTime::now()).unsigned_abs();
         let text = serde_json::to_vec(&pass).context("cannot write the last scrub")?;
         let write = || {
-            let directory = stats.directory.subdirectory(super::STATE_DIRECTORY)?;
+            let directory = stats.directory.subdirectory(STATE_DIRECTORY)?;
             directory.file(LAST_PASS_FILE, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?.write_all(&text)
         };
         write().context("cannot write the last scrub")?;

@@ -7,9 +7,8 @@ use std::fs::{self, File, Permissions};
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
-use std::time::Duration;
 
-use bdnfs::error::{Error, Kind, Result};
+use bdnfs::error::{Kind, Result};
 use bdnfs::task::blocking;
 use chrono::Utc;
 use tokio::time::sleep;
@@ -21,17 +20,13 @@ use crate::api::{ApiResult, Failure, MirrorRequest};
 use crate::context::Context;
 use crate::deploy::{CheckpointCaching, SavedVolume};
 use crate::durable::write_json;
-use crate::saver::{self, SaveOrder};
+use crate::saver::{self, RECORD_POLL_INTERVAL, SaveOrder, SaverRestarts};
 use crate::volumes::JobVolume;
 
 /// The file in a volume that says that its container has ended.
 const CONTAINER_END_FILE: &str = "container.end";
 /// The permissions of what a container sees, whoever its user is; the directories above are the agent's own.
 pub const SHARED_MODE: u32 = 0o777;
-/// How often the record of a saver is read.
-const RECORD_POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// The wait before a saver that died is started again, as it may die at once.
-const SAVER_RESTART_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Creates the directory, empty, and returns the lock that keeps it. Touches the local disk.
 ///
@@ -86,7 +81,7 @@ pub async fn save(
     let (report, saved) = finish.await?;
     own.set_report(report.clone());
     if let Some((saved, mirror)) = saved {
-        caching(volumes, own, mirror).bring(saved).await;
+        caching(volumes, own, mirror).add(saved).await;
     }
     if !report.has_unsaved() {
         return Ok(());
@@ -122,7 +117,7 @@ async fn watch_saver(
     own: &Arc<ContainerVolume>,
     volume: &JobVolume,
 ) -> SaveReport {
-    let (mut failed, mut is_tried, mut events) = (None::<String>, false, None);
+    let (mut restarts, mut events) = (SaverRestarts::default(), None);
     loop {
         let path = volume.path().to_owned();
         // Read in this order: what a saver writes before its end is seen.
@@ -136,7 +131,7 @@ async fn watch_saver(
             tracing::info!("volume {}: {event}", own.key);
         }
         events = Some(record.events);
-        let report = record.report;
+        let report = restarts.with_failure(record.report);
         own.set_report(report.clone());
         if !lives && report.finished && is_unused {
             return report;
@@ -145,56 +140,34 @@ async fn watch_saver(
             sleep(RECORD_POLL_INTERVAL).await;
             continue;
         }
-        // A saver that gave up can't say so where the disk is full. One is tried in any case.
-        let since = own.end_time().and_then(|at| (Utc::now() - at).to_std().ok());
-        if is_tried && since.is_some_and(|since| since > volumes.volumes.config().give_up) {
-            let why = failed.or(report.why).or_else(|| Some("the saver ended before it was done".to_owned()));
-            return SaveReport { given_up: true, why, directory: volume.checkpoints(), ..report };
+        let give_up = volumes.volumes.config().give_up;
+        if let Some(last) = restarts.final_report(own.end_time(), give_up, &report, volume.checkpoints()) {
+            return last;
         }
-        is_tried = true;
-        let started = start(volumes, own, volume).await;
-        let text = started.err().map(|error| format!("checkpoints are not being saved: {error}"));
-        if let Some(text) = text.as_ref().filter(|text| failed.as_ref() != Some(text)) {
+        let (at, of, directory) = (Arc::clone(volumes), Arc::clone(own), volume.clone());
+        let order = blocking(move || saver_order(&at, &of, &directory));
+        if let Some(text) = restarts.start(order).await {
             tracing::warn!("volume {}: {text}", own.key);
-            own.set_report(SaveReport { why: Some(text.clone()), ..report });
         }
-        if text.is_some() {
-            sleep(SAVER_RESTART_INTERVAL).await;
-        }
-        failed = text;
     }
 }
 
-/// Starts the saver of a volume.
-async fn start(
-    volumes: &Arc<ContainerVolumes>,
-    own: &Arc<ContainerVolume>,
-    volume: &JobVolume,
-) -> Result<()> {
-    let (volumes, own, volume) = (Arc::clone(volumes), Arc::clone(own), volume.clone());
-    let order = blocking(move || {
-        let mirror = volumes.mirror(&own.tenant)?.ok_or_else(no_mirror)?;
-        let (directory, config) = (volume.checkpoints(), volumes.volumes.config());
-        Ok(SaveOrder {
-            volume: volume.path().to_owned(),
-            directory,
-            place: own.place(),
-            job_lock: None,
-            job_exit: volume.path().join(CONTAINER_END_FILE),
-            project: own.request.project.clone(),
-            id: own.request.id.clone().unwrap_or_default(),
-            rank: 0,
-            mirror,
-            upload_rate: config.upload_rate,
-            give_up: config.give_up,
-            keep: None,
-        })
-    });
-    saver::start(&order.await?).await
-}
-
-/// Why checkpoints can't be saved without a mirror.
-pub fn no_mirror() -> Error {
-    let text = "checkpoints: they are saved in a mirror, and the agent of this node has none; add [mirror] to its configuration";
-    Error::new(Kind::Unsupported, text)
+/// The order for the saver of a volume. Reads secrets.
+fn saver_order(volumes: &ContainerVolumes, own: &ContainerVolume, volume: &JobVolume) -> Result<SaveOrder> {
+    let mirror = volumes.mirror(&own.tenant)?.ok_or_else(saver::no_mirror)?;
+    let (directory, config) = (volume.checkpoints(), volumes.volumes.config());
+    Ok(SaveOrder {
+        volume: volume.path().to_owned(),
+        directory,
+        place: own.place(),
+        job_lock: None,
+        job_exit: volume.path().join(CONTAINER_END_FILE),
+        project: own.request.project.clone(),
+        id: own.request.id.clone().unwrap_or_default(),
+        rank: 0,
+        mirror,
+        upload_rate: config.upload_rate,
+        give_up: config.give_up,
+        keep: None,
+    })
 }

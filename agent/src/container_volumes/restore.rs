@@ -83,10 +83,7 @@ impl ContainerVolumes {
                 continue;
             }
             let volumes = Arc::clone(&self);
-            let evicted = blocking(move || {
-                let usage = volumes.mounts.mounter().engine.usage();
-                Ok(volumes.space.make_room(&volumes.volumes, usage.reserve))
-            });
+            let evicted = blocking(move || Ok(volumes.volumes.make_room()));
             for home in evicted.await.into_iter().flatten() {
                 tracing::info!("{home}");
             }

@@ -100,9 +100,9 @@ fn opener(unit: &Arc<SealedUnit>, name: String, rate: Option<u64>) -> OriginOpen
 }
 
 impl CheckpointCaching {
-    /// Brings what a job has saved into the cache, from its volume in the trash; then that is removed. Returns after a moment at the
+    /// Adds what a job has saved to the cache, from its volume in the trash; then that is removed. Returns after a moment at the
     /// latest, and the rest follows.
-    pub async fn bring(self, saved: SavedVolume) {
+    pub async fn add(self, saved: SavedVolume) {
         let work = async move {
             // What it leases comes back by itself: a job that needs the room waits for it.
             let permit = self.admission.readmit();

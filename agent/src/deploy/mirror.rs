@@ -77,7 +77,7 @@ impl MirrorQueue {
                 let away = matches!(error.kind(), Kind::Unavailable | Kind::Timeout);
                 let found = if away { mirror.find(&key).await.ok().flatten() } else { None };
                 let Some(Ref { listed, .. }) = found else {
-                    return Err(error.within(format!("cannot mirror {uri}")));
+                    return Err(error.context(format!("cannot mirror {uri}")));
                 };
                 let listed = text::minute(listed.timestamp());
                 note(format!("{uri} can't be mirrored anew, so it is as of {listed}: {error}"));

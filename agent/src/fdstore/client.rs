@@ -143,7 +143,7 @@ impl FdStore {
         let link = self.link.borrow().clone();
         let link = match link {
             Some(link) => link,
-            None => self.start(&mut child).map_err(|e| e.within("cannot start the fd store"))?,
+            None => self.start(&mut child).map_err(|e| e.context("cannot start the fd store"))?,
         };
         let descriptors: Vec<_> = descriptors.iter().collect();
         wire::send(link.as_fd(), &Message::Keep { id, note: request }, &descriptors)

@@ -1,5 +1,6 @@
 //! Heartbeats: how the fd store notices an agent that lives and does nothing.
 
+use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,10 @@ use super::wire::peer;
 /// How many heartbeats in a row may be missing: half a minute, far more than a busy machine or a slow disk holds up an agent.
 const MISSED_LIMIT: u32 = 15;
 
+/// How often is checked whether the agent is stopped. Two checks in a row find it so before it is continued, so its readers wait for
+/// a second at most, and who stops and continues it himself is rarely met.
+pub const STOPPED_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
 /// The heartbeats of one agent.
 #[derive(Debug)]
 pub struct Heartbeats {
@@ -19,12 +24,14 @@ pub struct Heartbeats {
     greetings: u32,
     missed: u32,
     since: Instant,
+    /// Whether it was stopped at the last check.
+    was_stopped: bool,
 }
 
 impl Heartbeats {
     /// The heartbeats of an agent that has connected at `now`.
     pub fn new(now: Instant) -> Self {
-        Self { greetings: 0, missed: 0, since: now }
+        Self { greetings: 0, missed: 0, since: now, was_stopped: false }
     }
 
     /// Records a greeting at `now`.
@@ -43,20 +50,36 @@ impl Heartbeats {
         self.missed >= MISSED_LIMIT
     }
 
-    /// How long to wait before the next check for a missed heartbeat; `None` where none is expected.
-    pub fn next_check(&self) -> Option<Duration> {
-        (self.greetings > 1).then_some(HEARTBEAT_INTERVAL)
+    /// Continues the agent at the other end of `link` if it is stopped now and was at the check before. Returns whether it was continued.
+    pub fn continue_if_stopped(&mut self, link: &OwnedFd) -> bool {
+        let is_stopped = is_peer_stopped(link);
+        let continued = is_stopped && self.was_stopped && signal_peer(link, Signal::CONT);
+        self.was_stopped = is_stopped && !continued;
+        continued
     }
 }
 
-/// Kills the process at the other end of `link`. False where it can't be, as in another container.
-pub fn kill_peer(link: &OwnedFd) -> bool {
-    let Some(pid) = peer(link.as_fd()).ok().and_then(|peer| Pid::from_raw(peer.pid)) else { return false };
+/// Whether the process at the other end of `link` was stopped by a signal (SIGSTOP, SIGTSTP), not by a debugger: state `T` of proc(5).
+/// False where its process id is not known, as in another container.
+fn is_peer_stopped(link: &OwnedFd) -> bool {
+    let stat = peer_pid(link)
+        .and_then(|pid| fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok());
+    // The name before it may contain parentheses.
+    stat.is_some_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T')))
+}
+
+/// Sends `signal` to the process at the other end of `link`. False where that is impossible, as in another container.
+pub fn signal_peer(link: &OwnedFd, signal: Signal) -> bool {
+    let Some(pid) = peer_pid(link) else { return false };
     let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return false };
     // Until it hangs up it is the one that connected: no other process has its id.
     let mut polled = [PollFd::new(link, PollFlags::empty())];
     let connected = poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready == 0);
-    connected && pidfd_send_signal(&process, Signal::KILL).is_ok()
+    connected && pidfd_send_signal(&process, signal).is_ok()
+}
+
+fn peer_pid(link: &OwnedFd) -> Option<Pid> {
+    Pid::from_raw(peer(link.as_fd()).ok()?.pid)
 }
 
 #[cfg(test)]

@@ -15,9 +15,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{SocketFlags, accept_with};
+use rustix::process::Signal;
 
 use super::FDSTORE_ANSWER_TIMEOUT;
-use super::heartbeat::{Heartbeats, kill_peer};
+use super::heartbeat::{Heartbeats, STOPPED_CHECK_INTERVAL, signal_peer};
 use super::wire::{self, Message, VERSION};
 use crate::context::Context;
 use crate::text;
@@ -32,7 +33,7 @@ const FULL_QUEUE_INTERVAL: Duration = Duration::from_millis(10);
 /// Runs an fd store: its standard input is the socket that it listens at, its standard output the locked file.
 ///
 /// # Errors
-/// [`Kind::Disk`](bdnfs::error::Kind::Disk) where the kernel has no thread or no poll for it.
+/// [`Kind::Disk`] where the kernel has no thread or no poll for it.
 pub fn run() -> Result<()> {
     // Fails only where it already leads a session, which is what is wanted.
     let _ = rustix::process::setsid();
@@ -149,7 +150,7 @@ impl FdStoreProcess {
             if events.agent {
                 self.receive();
             } else {
-                self.check_agent_heartbeat();
+                self.check_agent();
             }
             if events.connection {
                 // The agent before it may have ended with mounts on their way to here.
@@ -175,7 +176,7 @@ impl FdStoreProcess {
             }
             Some(agent) => {
                 polled.push(PollFd::new(agent, PollFlags::IN));
-                self.heartbeats.next_check()
+                Some(STOPPED_CHECK_INTERVAL)
             }
             None => {
                 // Only without an agent: each request wakes the waiters for a mount's end.
@@ -230,15 +231,20 @@ impl FdStoreProcess {
         }
     }
 
-    /// Kills an agent that hangs, so that the next can have its cache. Its end is noticed as any other.
-    fn check_agent_heartbeat(&mut self) {
+    /// Continues an agent that is stopped; kills one that hangs, so that the next can have its cache. Its end is noticed as any other.
+    fn check_agent(&mut self) {
         let Some(agent) = &self.agent else { return };
+        if self.heartbeats.continue_if_stopped(agent) {
+            tracing::warn!(
+                "the agent was stopped by a signal and was continued: readers of its mounts waited for it"
+            );
+        }
         // The agent's messages are not received while the queue is full.
         if self.store.invalidations.is_full() || !self.heartbeats.count_missed(Instant::now()) {
             return;
         }
         self.heartbeats = Heartbeats::new(Instant::now());
-        if kill_peer(agent) {
+        if signal_peer(agent, Signal::KILL) {
             tracing::warn!(
                 "the agent sent no heartbeat for half a minute and was killed: the next one takes over"
             );

@@ -32,7 +32,6 @@ use crate::api::container_volume::VolumeRequest;
 use crate::api::publication::{PublicationRequest, PublicationStatus, publication_key};
 use crate::api::{ApiResult, Failure};
 use crate::container_volumes::ContainerVolumes;
-use crate::context::Context;
 use crate::publications::{Milestone, Publications};
 use crate::records::Records;
 use crate::text;
@@ -115,7 +114,7 @@ impl DockerVolumes {
         written: Arc<ContainerVolumes>,
     ) -> Result<Self> {
         let records = Records::<DockerVolume>::open(cache, "docker")?;
-        let boot = boot::id().context("cannot read /proc/sys/kernel/random/boot_id")?.trim().to_owned();
+        let boot = boot::id()?;
         let mut table = BTreeMap::new();
         for (_, mut volume) in records.all()? {
             if volume.boot != boot {

@@ -224,7 +224,7 @@ async fn supervisor_order(run: &JobRun) -> Result<(SupervisorOrder, Vec<File>)> 
             let value = match value {
                 Variable::Text(text) => Secret::new(text.clone()),
                 Variable::Secret { name: secret } => load::find_secret(&stores, secret)
-                    .map_err(|e| e.within(format!("the variable {name}")))?,
+                    .map_err(|e| e.context(format!("the variable {name}")))?,
             };
             environment.insert(name.clone(), value);
         }

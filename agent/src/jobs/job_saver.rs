@@ -1,26 +1,19 @@
 //! The saver of a job, as the job sees it: started, started again, reported, and waited for.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use bdnfs::error::{Error, Kind, Result};
+use bdnfs::error::{Kind, Result};
 use bdnfs::task::{blocking, lost};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::deployment::named_mirror;
-use super::job::now;
 use super::job_volume::checkpoint_place;
 use super::run::JobRun;
 use super::supervisor;
 use crate::api::saving::SaveReport;
 use crate::api::{ApiResult, Failure, MirrorRequest};
-use crate::saver::{self, SaveOrder, SaverEnd};
-
-/// How often the saver's record is read.
-const RECORD_POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// The wait before a saver that died is started again, as it may die at once.
-const SAVER_RESTART_INTERVAL: Duration = Duration::from_secs(5);
+use crate::saver::{self, RECORD_POLL_INTERVAL, SaveOrder, SaverEnd, SaverRestarts};
 
 /// The saver of a job that has one. Dropped, the saver goes on unwatched.
 #[derive(Debug)]
@@ -75,7 +68,7 @@ async fn watch_saver(run: JobRun) -> SaveReport {
         return report;
     }
     let volume = queue.volume_of(job).path().to_owned();
-    let (mut failed, mut is_tried) = (None::<String>, false);
+    let mut restarts = SaverRestarts::default();
     loop {
         let (path, directory) = (volume.clone(), job.directory().to_owned());
         let look = blocking(move || {
@@ -109,41 +102,25 @@ async fn watch_saver(run: JobRun) -> SaveReport {
             sleep(RECORD_POLL_INTERVAL).await;
             continue;
         }
-        // A saver that gave up can't say so where the disk is full. One is tried in any case.
-        let exited = job.status().exited.and_then(|at| (now() - at).to_std().ok());
-        if is_tried && exited.is_some_and(|since| since > queue.volumes.config().give_up) {
-            let why = failed.or(report.why).or_else(|| Some("the saver ended before it was done".to_owned()));
-            let directory = queue.volume_of(job).checkpoints();
-            return SaveReport { given_up: true, why, directory, ..report };
+        let (give_up, checkpoints) = (queue.volumes.config().give_up, queue.volume_of(job).checkpoints());
+        if let Some(last) = restarts.final_report(job.status().exited, give_up, &report, checkpoints) {
+            return last;
         }
-        is_tried = true;
-        let error = start(&run).await.err();
-        let text = error.map(|error| format!("checkpoints are not being saved: {error}"));
-        if let Some(text) = text.as_ref().filter(|text| failed.as_ref() != Some(text)) {
-            job.note(text.as_str());
+        let own = run.clone();
+        if let Some(text) = restarts.start(blocking(move || saver_order(&own))).await {
+            job.note(text);
         }
-        failed = text;
-        sleep(SAVER_RESTART_INTERVAL).await;
     }
-}
-
-/// Starts the saver of a job.
-async fn start(run: &JobRun) -> Result<()> {
-    let prepare = {
-        let run = run.clone();
-        move || saver_order(&run)
-    };
-    saver::start(&blocking(prepare).await?).await
 }
 
 /// The mirror in which the checkpoints of a job are saved. Reads secrets.
 ///
 /// # Errors
-/// [`Kind::Invalid`] where there is none; [`Kind::Refused`] for a secret that is nowhere.
+/// [`Kind::Unsupported`] where there is none; [`Kind::Refused`] for a secret that is nowhere.
 pub fn mirror(run: &JobRun) -> Result<MirrorRequest> {
     let (request, mounter) = (run.job.request(), run.queue.mounts.mounter());
     let mirror = mounter.mirror(named_mirror(mounter, request)?, request.tenant.as_deref())?;
-    mirror.ok_or_else(|| Error::new(Kind::Invalid, "checkpoints are saved in a mirror, and there is none"))
+    mirror.ok_or_else(saver::no_mirror)
 }
 
 /// The order for a job's saver. Reads secrets.

@@ -31,7 +31,7 @@ impl JobQueue {
         if request.load.is_none() {
             return Ok(());
         }
-        let late = |_| Failure::new(Kind::Timeout, "load_checkpoint_config: the mirror does not answer");
+        let late = |_| Failure::new(Kind::Timeout, "load_checkpoint_config: the mirror does not respond");
         let found = async {
             tokio::select! {
                 found = tokio::time::timeout(LOOKUP_TIMEOUT, self.find_checkpoints(request)) => found.map_err(late)?,
@@ -60,7 +60,7 @@ impl JobQueue {
                 Err(e) if e.kind() == Kind::NotFound && is_own_latest(reference, request) => {
                     notes.push(format!("begins without a checkpoint: {e}"));
                 }
-                Err(e) => return Err(e.within("load_checkpoint_config").into()),
+                Err(e) => return Err(e.context("load_checkpoint_config").into()),
             }
         }
         Ok((groups, notes))

@@ -126,9 +126,11 @@ impl SupervisorProcess {
         let _ = self.0.readable().await;
     }
 
-    /// Asks it to stop its commands, or with `now` to kill them.
+    /// Asks it to stop its commands, or with `now` to kill them. One that a signal has stopped is continued, else it could not.
     pub fn stop(&self, now: bool) {
-        // A process that has ended needs no signal.
-        let _ = pidfd_send_signal(self.0.get_ref(), if now { Signal::QUIT } else { Signal::TERM });
+        for signal in [if now { Signal::QUIT } else { Signal::TERM }, Signal::CONT] {
+            // A process that has ended needs no signal.
+            let _ = pidfd_send_signal(self.0.get_ref(), signal);
+        }
     }
 }

@@ -10,7 +10,6 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::SecretStore;
 use bdnfs::task::blocking;
 use parking_lot::Mutex;
-use rustix::rand::GetRandomFlags;
 use tokio::time::Instant;
 
 use super::job::Job;
@@ -24,11 +23,12 @@ use crate::context::Context;
 use crate::deploy::{AdmissionQueue, MirrorQueue};
 use crate::lifecycle::Lifecycle;
 use crate::mounts::{MountManager, MountPurpose};
+use crate::random;
 use crate::records::Records;
 use crate::saver::{self, SaverEnd};
 use crate::signals::Shutdown;
 use crate::telemetry::scrape::SavingScrape;
-use crate::volumes::{VolumeSpace, Volumes};
+use crate::volumes::Volumes;
 
 /// Subdirectory of the cache with one directory for each job.
 const JOBS_DIRECTORY: &str = "jobs";
@@ -55,7 +55,6 @@ pub struct JobQueue {
     pub(super) mirrors: Arc<MirrorQueue>,
     pub(super) admission: Arc<AdmissionQueue>,
     pub(super) volumes: Arc<Volumes>,
-    pub(super) volume_space: VolumeSpace,
     /// How long ago what a job reads may have been verified.
     pub(super) scrub_interval: Duration,
 }
@@ -82,8 +81,6 @@ impl JobQueue {
         scrub_interval: Duration,
     ) -> Result<Self> {
         let cache = &mounts.mounter().cache;
-        let evictor = mounts.mounter().engine.cache().evictor();
-        let volume_space = VolumeSpace::new(volumes.directory(), cache, evictor);
         let (directory, records) = (cache.join(JOBS_DIRECTORY), Records::<JobRecord>::open(cache, "jobs")?);
         let made = CacheDirectory::open(cache)?.subdirectory(JOBS_DIRECTORY);
         made.with_context(|| format!("cannot create {}", directory.display()))?;
@@ -92,18 +89,7 @@ impl JobQueue {
         let jobs: BTreeMap<_, _> = restored.map(|job| (job.id(), job)).collect();
         let last = jobs.keys().last().copied().unwrap_or(0);
         let table = Mutex::new(JobTable { jobs, last });
-        Ok(Self {
-            directory,
-            records,
-            table,
-            mounts,
-            lifecycle,
-            mirrors,
-            admission,
-            volumes,
-            volume_space,
-            scrub_interval,
-        })
+        Ok(Self { directory, records, table, mounts, lifecycle, mirrors, admission, volumes, scrub_interval })
     }
 
     /// The purpose of the mount at `mountpoint`.
@@ -136,9 +122,7 @@ impl JobQueue {
     /// Takes a job into the table, and writes its record. Touches the local disk.
     fn accept(&self, mut request: JobRequest) -> Result<Arc<Job>> {
         validation::check(&request, self.mounts.mounter(), &self.secret_stores(&request))?;
-        let mut random = [0; 8];
-        rustix::rand::getrandom(&mut random, GetRandomFlags::empty()).context("cannot choose an id")?;
-        request.training.choose_id(random);
+        request.training.choose_id(random::bytes()?);
         let id = {
             let mut table = self.table.lock();
             table.last += 1;

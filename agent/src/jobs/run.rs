@@ -104,7 +104,6 @@ impl JobRun {
         let exit = tokio::select! {
             exit = self.supervise(supervisor) => exit,
             never = cache_turns::save_regularly(self) => match never {},
-            never = cache_turns::report_regularly(self) => match never {},
             never = job_room::keep_room(self) => match never {},
         };
         if self.job.request().checkpoints.is_some() && !self.job.has_exited() {
@@ -249,7 +248,7 @@ impl JobRun {
             }
         });
         if let Ok(Some((saved, mirror))) = retired.await {
-            self.checkpoint_caching(mirror).bring(saved).await;
+            self.checkpoint_caching(mirror).add(saved).await;
         }
     }
 

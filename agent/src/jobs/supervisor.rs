@@ -107,7 +107,7 @@ pub struct SupervisorInfo {
 impl SupervisorInfo {
     /// Whether the machine was started anew since it ran.
     pub fn is_of_earlier_boot(&self) -> bool {
-        let is_other = |boot: &String| bdnfs::boot::id().is_ok_and(|now| now != *boot);
+        let is_other = |boot: &String| bdnfs::boot::id_line().is_ok_and(|now| now != *boot);
         self.boot.as_ref().is_some_and(is_other)
     }
 }
@@ -143,7 +143,7 @@ pub fn run() -> Result<()> {
         Err(error) => SupervisorReply::Failed(error.to_string()),
     };
     // The caller may be gone: the job continues.
-    let reply = serde_json::to_string(&reply).context("cannot write the answer")?;
+    let reply = serde_json::to_string(&reply).context("cannot write the reply")?;
     let _ = writeln!(std::io::stdout(), "{reply}");
     let (directory, _) = prepared?;
     let exit = commands::run(&order, &directory)?;
@@ -196,7 +196,7 @@ fn prepare(order: &SupervisorOrder, lock: File) -> Result<(JobDirectory, Supervi
     let workdir = order.workdir.display();
     std::env::set_current_dir(&order.workdir)
         .with_context(|| format!("cannot run in the directory {workdir}"))?;
-    let (namespace, boot) = (namespace::number("self")?, bdnfs::boot::id().ok());
+    let (namespace, boot) = (namespace::number("self")?, bdnfs::boot::id_line().ok());
     let started = SupervisorInfo { pid: std::process::id() as i32, namespace, covered, boot };
     directory.write(STARTED_FILE, &started)?;
     Ok((directory, started))
@@ -308,7 +308,7 @@ mod tests {
         kill_rest(&of_boot(Some("another".to_owned())));
         assert!(child.try_wait().unwrap().is_none(), "it is not of the job");
         // A zombie has no namespace.
-        kill_rest(&of_boot(bdnfs::boot::id().ok()));
+        kill_rest(&of_boot(bdnfs::boot::id_line().ok()));
         assert!(!child.wait().unwrap().success());
     }
 }

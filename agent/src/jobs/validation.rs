@@ -51,7 +51,7 @@ pub fn check(request: &JobRequest, mounter: &Mounter, stores: &[SecretStore]) ->
     for mount in &requests(mounter, request, |number| request.weights[number].mountpoint.clone())? {
         mounter.check(mount).map_err(|e| {
             let source = mount.weights.source.expose().parse::<Uri>();
-            e.within(source.map_or_else(|_| "a source".to_owned(), |uri| uri.to_string()))
+            e.context(source.map_or_else(|_| "a source".to_owned(), |uri| uri.to_string()))
         })?;
     }
     request.environment.iter().try_for_each(|(name, value)| check_variable(name, value, stores))
@@ -98,7 +98,7 @@ fn check_variable(name: &str, value: &Variable, stores: &[SecretStore]) -> Resul
         }
         Variable::Text(_) => Ok(()),
         Variable::Secret { name: secret } => {
-            load::find_secret(stores, secret).map(drop).map_err(|e| e.within(format!("the variable {name}")))
+            load::find_secret(stores, secret).map(drop).map_err(|e| e.context(format!("the variable {name}")))
         }
     }
 }

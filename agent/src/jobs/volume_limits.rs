@@ -33,15 +33,15 @@ const CHECKPOINT_LIMIT_KEY: &str = "volume_size_gib in checkpointing_config";
 /// [`Kind::NoSpace`] where it would not fit if there was nothing else; [`Kind::Disk`].
 pub fn claim(queue: &JobQueue, job: &Job) -> Result<Option<Error>> {
     let Some(limit) = checkpoint_limit(job) else { return Ok(None) };
-    let (space, within) = (&queue.volume_space, |error: Error| error.within(CHECKPOINT_LIMIT_KEY));
+    let (space, with_context) = (queue.volumes.space(), |error: Error| error.context(CHECKPOINT_LIMIT_KEY));
     // No disk grows by what leaves it.
     if limit <= space.disk_size()? {
         let evicted = queue.volumes.evict_homes(|_| space.ensure_fits(limit).is_err());
         evicted.iter().for_each(|home| job.note(home.to_string()));
     }
-    space.ensure_fits(limit).map_err(within)?;
+    space.ensure_fits(limit).map_err(with_context)?;
     match job.volume_claim(|| space.claim(limit)) {
-        Err(error) if error.kind() == Kind::NoSpace => Ok(Some(within(error))),
+        Err(error) if error.kind() == Kind::NoSpace => Ok(Some(with_context(error))),
         claimed => claimed.map(|_| None),
     }
 }
@@ -49,7 +49,7 @@ pub fn claim(queue: &JobQueue, job: &Job) -> Result<Option<Error>> {
 /// The claim of a job that was admitted; one of an earlier run gets it again.
 pub fn claim_again(queue: &JobQueue, job: &Job) -> Result<Arc<VolumeClaim>> {
     let limit = checkpoint_limit(job).unwrap_or(0);
-    job.volume_claim(|| Ok(queue.volume_space.claim_existing(limit)))
+    job.volume_claim(|| Ok(queue.volumes.space().claim_existing(limit)))
 }
 
 fn checkpoint_limit(job: &Job) -> Option<u64> {

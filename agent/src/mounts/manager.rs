@@ -16,8 +16,7 @@ use super::handover::Handover;
 use super::lookup::ResolvedSnapshot;
 use super::mount::ManagedMount;
 use super::mounter::Mounter;
-use super::record::{MountRecord, MountRecords};
-use super::restore::FailedMount;
+use super::record::{FailedMount, MountRecord, MountRecords};
 use crate::api::{ApiResult, Failure, LostMount, MountInfo, MountRequest, StageStatus};
 use crate::lifecycle::{KeepAlive, Lifecycle};
 

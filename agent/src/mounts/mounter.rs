@@ -231,6 +231,7 @@ impl Mounter {
             uid: request.uid,
             gid: request.gid,
             threads: DEVICE_THREADS,
+            steady: false,
             control: Some(self.socket.clone()),
             metrics: Arc::clone(&self.metrics),
             invalidator: self.invalidator.clone(),

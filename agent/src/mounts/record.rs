@@ -1,13 +1,14 @@
 //! Mount records: what makes a mount again after its agent has ended.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bdnfs::error::Result;
+use bdnfs::snapshot::Snapshot;
 use bdnfs::task::blocking;
 use serde::{Deserialize, Serialize};
 
-use crate::api::MountRequest;
+use crate::api::{Failure, LostMount, MountRequest};
 use crate::records::Records;
 
 /// The record of a mount. It holds no secret.
@@ -30,6 +31,35 @@ pub struct MountRecord {
     pub staged: bool,
 }
 
+/// A mount of the last run that could not be restored.
+#[derive(Debug)]
+pub(super) struct FailedMount {
+    /// The record of the mount.
+    pub record: MountRecord,
+    /// Why it could not be restored.
+    pub why: Failure,
+    /// Keeps the lease.
+    pub _snapshot: Option<Arc<Snapshot>>,
+}
+
+impl FailedMount {
+    /// The description of the mount for clients.
+    pub fn info(&self) -> LostMount {
+        let weights = &self.record.request.weights;
+        let (source, mountpoint) = (weights.source.expose().to_owned(), weights.mountpoint.clone());
+        LostMount { id: self.record.id, source, mountpoint, why: self.why.clone() }
+    }
+}
+
+/// The kind of their records.
+const KIND: &str = "mounts";
+
+/// The mount points of a persistent agent with the cache directory `cache`, whether or not it runs. Reads the local disk.
+pub fn recorded_mountpoints(cache: &Path) -> Vec<PathBuf> {
+    let records = Records::<MountRecord>::peek(cache, KIND);
+    records.into_iter().map(|record| record.request.weights.mountpoint).collect()
+}
+
 /// The records of all mounts of a persistent agent; another one keeps none. All but [`all`](Self::all) block on the local
 /// disk.
 #[derive(Clone, Debug)]
@@ -41,7 +71,7 @@ impl MountRecords {
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub fn open(cache: &Path, persistent: bool) -> Result<Self> {
-        let records = persistent.then(|| Records::open(cache, "mounts").map(Arc::new));
+        let records = persistent.then(|| Records::open(cache, KIND).map(Arc::new));
         records.transpose().map(Self)
     }
 

@@ -21,8 +21,8 @@ use futures_util::{StreamExt, future, stream};
 use super::attachment::Attachment;
 use super::manager::MountManager;
 use super::mount::ManagedMount;
-use super::record::MountRecord;
-use crate::api::{ApiResult, Failure, LostMount, MountRequest};
+use super::record::{FailedMount, MountRecord};
+use crate::api::{ApiResult, MountRequest};
 use crate::fdstore::StoredMount;
 
 /// How many mounts are restored at once: each waits for the kernel, and one whose mount point does not answer must not hold
@@ -46,26 +46,6 @@ pub enum MountPurpose {
     Ended,
     /// A publication that ended with the machine, and is likely to be asked for again.
     LastBoot,
-}
-
-/// A mount of the last run that could not be restored.
-#[derive(Debug)]
-pub(super) struct FailedMount {
-    /// The record of the mount.
-    pub record: MountRecord,
-    /// Why it could not be restored.
-    pub why: Failure,
-    /// Keeps the lease.
-    pub _snapshot: Option<Arc<Snapshot>>,
-}
-
-impl FailedMount {
-    /// The description of the mount for clients.
-    pub fn info(&self) -> LostMount {
-        let weights = &self.record.request.weights;
-        let (source, mountpoint) = (weights.source.expose().to_owned(), weights.mountpoint.clone());
-        LostMount { id: self.record.id, source, mountpoint, why: self.why.clone() }
-    }
 }
 
 /// A mount of the last run, with all that is left of it.

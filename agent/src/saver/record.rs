@@ -128,7 +128,7 @@ pub fn begin(volume: &Path) -> Result<()> {
         let _ = fs::remove_file(volume.join(name));
     }
     let _ = fs::remove_dir_all(volume.join(SEALS_DIRECTORY));
-    let boot = bdnfs::boot::id().context("cannot read the boot id")?;
+    let boot = bdnfs::boot::id_line()?;
     SaverRecord { boot, ..SaverRecord::default() }.write(volume)
 }
 
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn saver_resume_after_a_power_cut_without_a_record_detects_it() {
         let volume = tempfile::tempdir().expect("a directory");
-        let boot = bdnfs::boot::id().expect("a boot");
+        let boot = bdnfs::boot::id_line().expect("a boot");
         request_end(volume.path(), SaverEnd::Keep).expect("written");
         begin(volume.path()).expect("begun");
         assert_eq!(requested_end(volume.path()), None);

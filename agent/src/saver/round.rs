@@ -18,7 +18,6 @@ use super::record::{self, SaverEnd, SaverRecord, requested_end};
 use super::save_context::{SaveContext, SettledUnit, UploadOutcome, is_remainder};
 use super::{JobEnd, SaveOrder};
 use crate::api::saving::CheckpointState;
-use crate::context::Context;
 
 /// How often the directory is scanned.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
@@ -31,7 +30,7 @@ const TRACKER_MAX_BYTES: u64 = 4096;
 /// Those of opening the directory.
 pub async fn save(order: SaveOrder) -> Result<()> {
     let directory = Arc::new(VolumeDirectory::open(&order.directory)?);
-    let boot = bdnfs::boot::id().context("cannot read the boot id")?;
+    let boot = bdnfs::boot::id_line()?;
     let (mut record, is_cut) = record::resume(&order.volume, &boot);
     let report = &mut record.report;
     (report.finished, report.given_up, report.torn) = (false, false, 0);

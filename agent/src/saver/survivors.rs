@@ -95,6 +95,14 @@ impl Saver {
                 SettledUnit { seal: survivors, complete, ..unit }
             }));
         }
+        // Of what was neither sealed nor is torn, the cut has left nothing.
+        self.record.report.checkpoints.retain_mut(|one| {
+            if one.state != CheckpointState::Writing || found.iter().any(|unit| unit.name() == one.name) {
+                return true;
+            }
+            one.state = CheckpointState::Saved;
+            one.generation > 0
+        });
         found.sort_by_key(|unit| unit.written);
         Ok(found)
     }

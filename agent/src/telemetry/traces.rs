@@ -61,9 +61,9 @@ impl OtlpEndpoint {
         let [exact, base] = ENDPOINT_VARIABLES;
         let named = |name: &str| variable(name).filter(|value| !value.is_empty());
         if let Some(url) = named(exact) {
-            return parse(&url).map(|url| Some(Self(url))).map_err(|e| e.within(exact));
+            return parse(&url).map(|url| Some(Self(url))).map_err(|e| e.context(exact));
         }
-        named(base).map(|url| Self::at(&url).map_err(|e| e.within(base))).transpose()
+        named(base).map(|url| Self::at(&url).map_err(|e| e.context(base))).transpose()
     }
 }
 
@@ -193,7 +193,7 @@ impl HttpClient for HttpSender {
             let (head, body) = answer.into_parts();
             let body = Limited::new(body, COLLECTOR_ANSWER_MAX_BYTES).collect().await;
             // Its message may name the URL, which may be secret.
-            let body = body.map_err(|_| "the answer broke off, or is too long")?;
+            let body = body.map_err(|_| "the response broke off, or is too long")?;
             Ok(Response::from_parts(head, body.to_bytes()))
         })
     }

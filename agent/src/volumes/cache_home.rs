@@ -5,8 +5,8 @@
 //!                          /team/<name>/tree
 //! ```
 //!
-//! A user of a home holds its directory locked, shared; its removal locks it exclusively. Who begins or ends to use it has its turn, so
-//! that there is a first and a last user; who brings or saves it holds the sync lock.
+//! A user of a home holds its directory locked, shared; its removal locks it exclusively. Who begins or ends to use it holds the use lock,
+//! so that there is a first and a last user; who pulls or saves it holds the sync lock.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind};
@@ -23,9 +23,9 @@ use crate::context::Context;
 
 /// The directory of a tenant's homes, in that of the tenant.
 const CACHES_DIRECTORY: &str = "caches";
-/// The file in a home that is locked by the one whose turn it is.
-const TURN_FILE: &str = "turn.lock";
-/// The file in a home that is locked while it is brought or saved, and was last written when that last began.
+/// The file in a home that is locked while a user begins or ends to use it.
+const USE_LOCK_FILE: &str = "turn.lock";
+/// The file in a home that is locked while it is pulled or saved, and was last written when that last began.
 const SYNC_FILE: &str = "sync.lock";
 
 /// The scope of a cache: a project or a team.
@@ -159,16 +159,16 @@ impl CacheHome {
         }
     }
 
-    /// Takes the turn to begin or to end to use it; `None` while another process has it. It ends when the file is closed. Touches the
-    /// local disk.
+    /// Takes the lock to begin or to end to use it; `None` while another process has it. It is given back when the file is closed.
+    /// Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`].
-    pub fn try_turn(&self) -> Result<Option<File>> {
-        self.try_lock(TURN_FILE)
+    pub fn try_use_lock(&self) -> Result<Option<File>> {
+        self.try_lock(USE_LOCK_FILE)
     }
 
-    /// Takes the lock to bring or to save it; `None` while another process has it. It is given back when the file is closed. Touches the
+    /// Takes the lock to pull or to save it; `None` while another process has it. It is given back when the file is closed. Touches the
     /// local disk.
     ///
     /// # Errors
@@ -184,12 +184,12 @@ impl CacheHome {
         Ok(lock)
     }
 
-    /// As [`try_sync_lock`](Self::try_sync_lock), for one that neither brings nor saves it.
+    /// As [`try_sync_lock`](Self::try_sync_lock), for one that neither pulls nor saves it.
     pub(super) fn try_idle_sync_lock(&self) -> Result<Option<File>> {
         self.try_lock(SYNC_FILE)
     }
 
-    /// How long ago it was last brought or saved, or that began; `None` where it never was. Touches the local disk.
+    /// How long ago it was last pulled or saved, or that began; `None` where it never was. Touches the local disk.
     pub fn synced_ago(&self) -> Option<Duration> {
         let synced = fs::metadata(self.path.join(SYNC_FILE)).and_then(|found| found.modified()).ok()?;
         // A clock that was set back says nothing.

@@ -1,12 +1,12 @@
-//! A cache home and what is saved of it in a mirror: each is brought to the state of the other.
+//! A cache home and what is saved of it in a mirror: each is updated to the state of the other.
 //!
 //! ```text
-//!   bring:  what other nodes saved since this one last did ──> merge ──> the home
-//!   save:   bring, then what was changed here ──> a snapshot in the mirror, the next generation of the cache's ref
+//!   pull:  what other nodes saved since this one last did ──> merge ──> the home
+//!   save:   pull, then what was changed here ──> a snapshot in the mirror, the next generation of the cache's ref
 //! ```
 //!
 //! Either is done under the home's sync lock ([`CacheHome::try_sync_lock`]), and while no job uses it. A home in use can only be saved
-//! where nothing is to be brought, with the files that no job writes. The file `sync.json` beside the tree says with which snapshot it
+//! where nothing is to be pulled, with the files that no job writes. The file `sync.json` beside the tree says with which snapshot it
 //! was last the same, and since when what was done to a file counts as a change.
 
 mod home_report;
@@ -41,7 +41,7 @@ use crate::context::Context;
 pub use home_report::{REPORT_INTERVAL, UnsavedElsewhere};
 pub use sync_state::SyncState;
 
-/// The directory beside the tree with what is brought.
+/// The directory beside the tree with what is pulled.
 const INCOMING_DIRECTORY: &str = "incoming";
 /// How often a save is tried when another node saves at the same time, or files are changed while they are read.
 const SAVE_ATTEMPTS: u32 = 5;
@@ -55,16 +55,16 @@ pub struct CacheSync {
     lock: Arc<File>,
 }
 
-/// The outcome of bringing a home to the state that is saved.
+/// The outcome of updating a home to the state that is saved.
 #[derive(Clone, Debug, Default)]
-pub struct BroughtCache {
+pub struct PulledCache {
     /// The saved state; `None` where nothing is saved.
     pub latest: Option<Ref>,
-    /// Number of entries that were brought, new or changed.
+    /// Number of entries that were pulled, new or changed.
     pub taken: usize,
     /// Number of entries that were removed.
     pub removed: usize,
-    /// Bytes that were brought.
+    /// Bytes that were pulled.
     pub bytes: u64,
     /// The paths that were changed here and elsewhere, of which the later change was kept.
     pub conflicts: Vec<Vec<u8>>,
@@ -76,8 +76,8 @@ pub struct BroughtCache {
 /// The outcome of saving a home.
 #[derive(Debug)]
 pub struct SavedCache {
-    /// The outcome of bringing it up to date first.
-    pub brought: BroughtCache,
+    /// The outcome of the update before it.
+    pub pulled: PulledCache,
     /// The published snapshot; `None` where nothing was changed.
     pub published: Option<MirrorOutcome>,
     /// The files that are being written: they are saved as they were before, or not at all.
@@ -120,13 +120,13 @@ impl CacheSync {
         .await
     }
 
-    /// Brings what other nodes saved into the home, unless it is there. No job may use the home meanwhile.
+    /// Pulls what other nodes saved into the home, unless it is there. No job may use the home meanwhile.
     ///
     /// # Errors
     /// Those of the mirror; [`Kind::Corrupt`] for content that is not what was saved, [`Kind::Disk`], [`Kind::NoSpace`].
-    pub async fn bring(&self, progress: &DownloadProgress) -> Result<BroughtCache> {
+    pub async fn pull(&self, progress: &DownloadProgress) -> Result<PulledCache> {
         let latest = self.mirror.latest(&self.home.key()).await?;
-        let nothing = BroughtCache { generation: latest.generation, ..BroughtCache::default() };
+        let nothing = PulledCache { generation: latest.generation, ..PulledCache::default() };
         let state = self.with_home(CacheHome::sync_state).await?;
         let Some(found) = latest.content? else { return Ok(nothing) };
         if found.removed {
@@ -134,12 +134,12 @@ impl CacheSync {
                 return Ok(nothing);
             }
             self.with_home(CacheHome::discard).await?;
-            return Ok(BroughtCache { is_emptied: true, ..nothing });
+            return Ok(PulledCache { is_emptied: true, ..nothing });
         }
         let id = found.manifest;
-        let brought = BroughtCache { latest: Some(found), ..nothing };
+        let pulled = PulledCache { latest: Some(found), ..nothing };
         if state.manifest == Some(id.to_string()) {
-            return Ok(brought);
+            return Ok(pulled);
         }
         let base = match state.manifest.as_deref().map(str::parse) {
             // One that was collected meanwhile: all that is here counts as changed.
@@ -149,7 +149,7 @@ impl CacheSync {
         let theirs = self.manifest(&id).await?;
         let since = base.as_ref().map_or(0, |_| state.since);
         let read = move |home: &CacheHome| {
-            home.begin_bringing()?;
+            home.begin_pull()?;
             let base = base.as_ref().map_or(Ok(MergeTree::new()), tree_of)?;
             let (ours, theirs) =
                 (VolumeDirectory::open(&home.tree())?.walk()?.tree(since), tree_of(&theirs)?);
@@ -161,32 +161,32 @@ impl CacheSync {
             download_some(&self.mirror, &id, &incoming, plan.take.clone(), progress).await?;
         }
         let MergePlan { take, remove, conflicts } = &plan;
-        let brought = BroughtCache {
+        let pulled = PulledCache {
             taken: take.len(),
             removed: remove.len(),
             bytes: progress.read().bytes,
             conflicts: conflicts.iter().cloned().collect(),
-            ..brought
+            ..pulled
         };
-        self.with_home(move |home| home.finish_bringing(&plan, &theirs, &id)).await?;
-        Ok(brought)
+        self.with_home(move |home| home.finish_pull(&plan, &theirs, &id)).await?;
+        Ok(pulled)
     }
 
-    /// Saves the home, after what other nodes saved was brought into it. No job may use it meanwhile. The process ignores SIGIO from
+    /// Saves the home, after what other nodes saved was pulled into it. No job may use it meanwhile. The process ignores SIGIO from
     /// now on.
     ///
     /// # Errors
-    /// Those of [`bring`](Self::bring) and [`mirror_source`]; [`Kind::Busy`] where other nodes save all the time.
+    /// Those of [`pull`](Self::pull) and [`mirror_source`]; [`Kind::Busy`] where other nodes save all the time.
     pub async fn save(&self, config: MirrorConfig, progress: &MirrorProgress) -> Result<SavedCache> {
         ignore_lease_signal();
         let mut attempt = 1;
         loop {
-            let brought = self.bring(&DownloadProgress::default()).await?;
-            match self.publish(brought, None, config, progress).await {
+            let pulled = self.pull(&DownloadProgress::default()).await?;
+            match self.publish(pulled, None, config, progress).await {
                 Err(error) if error.kind() == Kind::Busy && attempt < SAVE_ATTEMPTS => attempt += 1,
                 saved => {
                     let saved = saved?;
-                    self.report(false).await?;
+                    self.home.report_use(&self.mirror, false).await?;
                     return Ok(saved);
                 }
             }
@@ -194,7 +194,7 @@ impl CacheSync {
     }
 
     /// Saves the home while jobs use it, without the files that they write; so many bytes a second are read at most. `None` where other
-    /// nodes saved meanwhile, which can only be brought when no job uses it. The process ignores SIGIO from now on.
+    /// nodes saved meanwhile, which can only be pulled when no job uses it. The process ignores SIGIO from now on.
     ///
     /// # Errors
     /// Those of [`mirror_source`]; [`Kind::Changed`] where files are changed again and again while they are read.
@@ -219,14 +219,14 @@ impl CacheSync {
                 return Ok(None);
             }
             let found = found.filter(|found| !found.removed);
-            let brought =
-                BroughtCache { generation: latest.generation, latest: found, ..BroughtCache::default() };
-            match self.publish(brought, Some(InUse { bytes_per_second }), config, progress).await {
+            let pulled =
+                PulledCache { generation: latest.generation, latest: found, ..PulledCache::default() };
+            match self.publish(pulled, Some(InUse { bytes_per_second }), config, progress).await {
                 Err(error) if error.kind() == Kind::Busy => return Ok(None),
                 Err(error) if error.kind() == Kind::Changed && attempt < SAVE_ATTEMPTS => attempt += 1,
                 saved => {
                     let saved = saved?;
-                    self.report(true).await?;
+                    self.home.report_use(&self.mirror, true).await?;
                     return Ok(Some(saved));
                 }
             }
@@ -235,19 +235,19 @@ impl CacheSync {
 
     async fn publish(
         &self,
-        brought: BroughtCache,
+        pulled: PulledCache,
         in_use: Option<InUse>,
         config: MirrorConfig,
         progress: &MirrorProgress,
     ) -> Result<SavedCache> {
-        let former = match &brought.latest {
+        let former = match &pulled.latest {
             Some(found) => Some(self.manifest(&found.manifest).await?),
             None => None,
         };
         let Some(changed) = self.with_home(move |home| home.changes(former.as_ref(), in_use)).await? else {
-            return Ok(SavedCache { brought, published: None, busy: Vec::new(), skipped: 0 });
+            return Ok(SavedCache { pulled, published: None, busy: Vec::new(), skipped: 0 });
         };
-        let follows = Succession::After(brought.generation);
+        let follows = Succession::After(pulled.generation);
         let source = MirrorSource::local(self.home.source(), Arc::new(changed.origin), follows);
         let published = mirror_source(&self.mirror, &source, config, progress).await?;
         let (manifest, since) = (Some(published.latest_ref.manifest.to_string()), changed.since);
@@ -257,7 +257,7 @@ impl CacheSync {
         })
         .await?;
         let published = Some(published).filter(|published| published.new);
-        Ok(SavedCache { brought, published, busy: changed.busy, skipped: changed.skipped })
+        Ok(SavedCache { pulled, published, busy: changed.busy, skipped: changed.skipped })
     }
 
     async fn manifest(&self, id: &Digest) -> Result<Manifest> {
@@ -285,20 +285,20 @@ impl CacheHome {
         Ok(())
     }
 
-    /// The directory with what is brought, until it is in its place.
+    /// The directory with what is pulled, until it is in its place.
     fn incoming(&self) -> PathBuf {
         self.path().join(INCOMING_DIRECTORY)
     }
 
-    /// Makes the tree, if it is not there, and an empty directory for what is brought, without what an interrupted run has left.
-    fn begin_bringing(&self) -> Result<()> {
+    /// Makes the tree, if it is not there, and an empty directory for what is pulled, without what an interrupted run has left.
+    fn begin_pull(&self) -> Result<()> {
         let (failed, incoming) = (|| format!("cannot write to {}", self.path().display()), self.incoming());
         self.create_tree().and_then(|()| self.move_to_trash(&incoming)).with_context(failed)?;
         DirBuilder::new().mode(0o700).create(&incoming).with_context(failed)
     }
 
-    /// Moves what was brought to its place, and notes that the home is now what `manifest` says.
-    fn finish_bringing(&self, plan: &MergePlan, theirs: &MergeTree, manifest: &Digest) -> Result<()> {
+    /// Moves what was pulled to its place, and notes that the home is now what `manifest` says.
+    fn finish_pull(&self, plan: &MergePlan, theirs: &MergeTree, manifest: &Digest) -> Result<()> {
         let (tree, incoming) = (self.tree(), self.incoming());
         apply_merge(&VolumeDirectory::open(&tree)?, &VolumeDirectory::open(&incoming)?, theirs, plan)?;
         let failed = || format!("cannot remove {}", incoming.display());

@@ -29,9 +29,11 @@ impl fmt::Display for EvictedHome {
 }
 
 impl Volumes {
-    /// Bytes free on the disk of volumes. Touches the local disk.
-    pub fn free(&self) -> u64 {
-        rustix::fs::statvfs(self.directory()).map_or(u64::MAX, |found| found.f_bavail * found.f_frsize)
+    /// Has the cache make way for what volumes have come to occupy, and then evicts homes as long as less than a part of the cache's
+    /// reserve is free. Touches the local disk.
+    pub fn make_room(&self) -> Vec<EvictedHome> {
+        self.space.make_way();
+        self.evict_homes(|_| self.space.is_short())
     }
 
     /// Evicts homes of all tenants as long as `is_short` says so, which is told how many bytes were freed. Waits until their space is
@@ -68,7 +70,7 @@ impl Volumes {
 impl CacheHome {
     /// Removes the home if nothing is lost with it, and waits until its space is free; the result is how many bytes it occupied.
     fn evict(&self) -> Result<Option<u64>> {
-        let (Some(_turn), Some(_lock)) = (self.try_turn()?, self.try_idle_sync_lock()?) else {
+        let (Some(_use_lock), Some(_lock)) = (self.try_use_lock()?, self.try_idle_sync_lock()?) else {
             return Ok(None);
         };
         let state = self.sync_state()?;
@@ -90,12 +92,11 @@ impl CacheHome {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::path::Path;
 
     use super::*;
-    use crate::volumes::VolumeConfig;
     use crate::volumes::cache_home::CacheScope;
     use crate::volumes::cache_sync::SyncState;
+    use crate::volumes::tests::volumes;
 
     /// A home with a file, as a job of a while ago left it, with these changes to what is known of it.
     fn home(volumes: &Volumes, name: &str, idle: Duration, change: impl FnOnce(&mut SyncState)) -> CacheHome {
@@ -109,11 +110,6 @@ mod tests {
         change(&mut state);
         fs::write(home.path().join("sync.json"), serde_json::to_vec(&state).unwrap()).unwrap();
         home
-    }
-
-    fn volumes(directory: &Path) -> Volumes {
-        let config = VolumeConfig { dir: directory.join("volumes"), ..VolumeConfig::default() };
-        Volumes::new(config, &directory.join("cache")).unwrap()
     }
 
     #[test]

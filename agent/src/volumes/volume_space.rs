@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bdnfs::cache::eviction::{Evictor, VolumeClaim, VolumeClaims};
+use bdnfs::cache::node::NodeCache;
 use bdnfs::error::{Error, Kind, Result};
 use rustix::fs::StatVfs;
-
-use super::{EvictedHome, Volumes};
 
 /// How often the free space is looked at while volumes are written: a disk of 2 GB/s writes no more meanwhile than a cache keeps free.
 pub const ROOM_INTERVAL: Duration = Duration::from_secs(10);
@@ -23,14 +22,17 @@ pub struct VolumeSpace {
     /// The evictor of the cache, where that lies on the same disk.
     evictor: Option<Arc<Evictor>>,
     claims: VolumeClaims,
+    /// The bytes that the cache keeps free.
+    reserve: u64,
 }
 
 impl VolumeSpace {
-    /// The disk that `directory` is on, or will be. The cache that `evictor` keeps within its limits lies in `cache`.
-    pub fn new(directory: &Path, cache: &Path, evictor: &Arc<Evictor>) -> Self {
-        let is_shared = device(directory).is_some_and(|disk| device(cache) == Some(disk));
-        let evictor = is_shared.then(|| Arc::clone(evictor));
-        Self { directory: directory.to_owned(), evictor, claims: VolumeClaims::default() }
+    /// The disk that `directory` is on, or will be; perhaps that of `cache`, too.
+    pub(super) fn new(directory: &Path, cache: &NodeCache) -> Self {
+        let is_shared = device(directory).is_some_and(|disk| device(cache.root()) == Some(disk));
+        let evictor = is_shared.then(|| Arc::clone(cache.evictor()));
+        let (claims, reserve) = (VolumeClaims::default(), cache.evictor().limits().reserve);
+        Self { directory: directory.to_owned(), evictor, claims, reserve }
     }
 
     /// Claims `bytes`, if they are there beside all that others have claimed, and beside what the cache has leased.
@@ -73,17 +75,15 @@ impl VolumeSpace {
     }
 
     /// Has the cache make way for what volumes have come to occupy, where it is on their disk. Touches the local disk.
-    fn make_way(&self) {
+    pub(super) fn make_way(&self) {
         if let Some(Err(error)) = self.evictor.as_ref().map(|evictor| evictor.restore_reserve()) {
             tracing::debug!(%error, "the cache cannot make way for volumes");
         }
     }
 
-    /// Has the cache make way, and then homes of `volumes` that are saved and not in use, where less than a part of the cache's
-    /// `reserve` is free. Touches the local disk.
-    pub fn make_room(&self, volumes: &Volumes, reserve: u64) -> Vec<EvictedHome> {
-        self.make_way();
-        volumes.evict_homes(|_| volumes.free() < reserve / HOME_EVICTION_DIVISOR)
+    /// Whether so little is free that homes are evicted. Touches the local disk.
+    pub(super) fn is_short(&self) -> bool {
+        self.free().is_ok_and(|free| free < self.reserve / HOME_EVICTION_DIVISOR)
     }
 
     /// The bytes of the disk, whoever occupies them.
@@ -122,21 +122,15 @@ fn device(directory: &Path) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-    use std::time::SystemTime;
-
-    use bdnfs::cache::Limits;
-    use bdnfs::cache::node::NodeCache;
-
     use super::*;
+    use crate::volumes::tests::node_cache;
 
     #[test]
     fn claims_on_a_disk_without_cache_are_held_against_free_space() {
         let (home, volumes) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
-        let limits = Limits { capacity: None, reserve: 0 };
-        let (node, _) = NodeCache::open(home.path(), limits, BTreeMap::new(), SystemTime::now).unwrap();
+        let node = node_cache(home.path());
         let directory = volumes.path().join("not/there/yet");
-        let space = VolumeSpace::new(&directory, home.path(), node.evictor());
+        let space = VolumeSpace::new(&directory, &node);
         assert!(space.evictor.is_none(), "it is another disk");
         let free = space.free().unwrap();
         let error = space.ensure_fits(free * 2).unwrap_err();

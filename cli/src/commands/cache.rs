@@ -125,7 +125,7 @@ impl CacheAccess {
         if let Some(agent) = agent.filter(Client::is_served) {
             return Ok(Self::Agent(agent));
         }
-        let cache = args.open()?;
+        let cache = args.open_existing()?;
         let start = Instant::now();
         loop {
             let agent = Client::new(socket::of_cache(&cache.dir));

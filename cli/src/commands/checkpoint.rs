@@ -7,7 +7,7 @@ use bdnfs::mirror::Mirror;
 use clap::Subcommand;
 
 use crate::access::AccessArgs;
-use crate::mirror::MirrorArgs;
+use crate::mirror::{self, MirrorArgs};
 use crate::runtime;
 
 mod get;
@@ -76,11 +76,8 @@ impl CheckpointMirrorArgs {
 
     /// Opens the mirror, which must exist.
     async fn open(&self) -> Result<Mirror> {
-        let mirror = self.open_or_create()?;
-        if !mirror.exists().await? {
-            bail!("no mirror found at {}; name the one that the jobs save into with --mirror", mirror.name());
-        }
-        Ok(mirror)
+        let request = self.mirror.request_or_default(&self.access, None)?;
+        mirror::open_existing(&request, "name the one that the jobs save into with --mirror").await
     }
 
     /// The project that is named.

@@ -1,10 +1,10 @@
 //! `bdnfs mirror`: copies of sources in object storage.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Subcommand;
 
 use crate::access::AccessArgs;
-use crate::mirror::MirrorArgs;
+use crate::mirror::{self, MirrorArgs};
 use crate::runtime;
 
 mod add;
@@ -62,11 +62,7 @@ impl MirrorTargetArgs {
     /// Opens the mirror, which must exist.
     async fn open(&self) -> Result<bdnfs::mirror::Mirror> {
         let request = self.mirror.request_or_default(&self.access, None)?;
-        let mirror = bdnfs_agent::mirror::open(&request, std::env::temp_dir())?;
-        if !mirror.exists().await? {
-            bail!("no mirror found at {}; `bdnfs mirror add` creates one", mirror.name());
-        }
-        Ok(mirror)
+        mirror::open_existing(&request, "`bdnfs mirror add` creates one").await
     }
 }
 

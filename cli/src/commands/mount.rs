@@ -44,10 +44,10 @@ pub struct MountArgs {
     #[arg(conflicts_with_all = ["source", "mountpoint", "allow", "ignore", "secret", "credentials", "auth", "layout"])]
     config: Option<PathBuf>,
     /// With --config: directory under which all mount points are created
-    #[arg(long, value_name = "DIR", requires = "config")]
+    #[arg(long, value_name = "DIR", requires = "config", conflicts_with = "source")]
     root: Option<PathBuf>,
     /// Ignore unknown keys of the configuration with a warning, instead of rejecting it
-    #[arg(long, requires = "config")]
+    #[arg(long, requires = "config", conflicts_with = "source")]
     lenient: bool,
     #[command(flatten)]
     source_options: SourceOptions,
@@ -241,7 +241,7 @@ impl MountSession {
             let SpawnOutcome::CacheInUse(failure) = spawn(cache, self.verbose)? else { continue };
             if in_use_since.get_or_insert_with(Instant::now).elapsed() > AGENT_EXIT_TIMEOUT {
                 bail!(
-                    "{failure}; no agent answered within {AGENT_EXIT_TIMEOUT:?}; see {}",
+                    "{failure}; no agent responded within {AGENT_EXIT_TIMEOUT:?}; see {}",
                     cache.log().display()
                 );
             }

@@ -8,6 +8,7 @@ use bdnfs_agent::api::container_volume::VolumeStatus;
 use bdnfs_agent::api::publication::{PublicationState, PublicationStatus};
 use bdnfs_agent::api::socket;
 use bdnfs_agent::api::{AgentInfo, AgentStatus, MountBackend, MountStatus, StageState};
+use bdnfs_agent::recorded_mountpoints;
 use bdnfs_fs::mounts::{self, MountEntry};
 use serde::Serialize;
 
@@ -80,12 +81,14 @@ pub fn run(args: &StatusArgs) -> Result<()> {
 async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
     let mounts = mounts::list()?;
     let healths = probe::mounts(mounts.iter().map(|mounted| mounted.mountpoint.as_path()));
-    let is_wanted = |health: &MountHealth| match (&cache, health) {
+    // A mount without its agent can't say which cache it uses, but there is a record of it.
+    let recorded = cache.as_deref().map(recorded_mountpoints).unwrap_or_default();
+    let is_wanted = |(mounted, health): &(MountEntry, MountHealth)| match (&cache, health) {
         (None, _) => true,
         (Some(cache), MountHealth::Alive(socket)) => *socket == socket::of_cache(cache),
-        (Some(_), _) => false,
+        (Some(_), _) => recorded.contains(&mounted.mountpoint),
     };
-    let mounts: Vec<_> = mounts.into_iter().zip(healths).filter(|(_, health)| is_wanted(health)).collect();
+    let mounts: Vec<_> = mounts.into_iter().zip(healths).filter(is_wanted).collect();
     let mut sockets: Vec<PathBuf> =
         mounts.iter().filter_map(|(_, health)| health.socket().cloned()).collect();
     // The agent runs without mounts, too.

@@ -20,7 +20,7 @@ use crate::device::{BackingFile, Device};
 use crate::files::OpenOutcome;
 use crate::invalidation::KernelCache;
 use crate::ledger::{Ledger, LedgerEntry, LedgerItem};
-use crate::open_table::{OpenMode, OpenTable};
+use crate::open_table::{OpenMode, OpenTable, Renewed};
 use crate::tree;
 use crate::wire::abi::OpenOut;
 use crate::wire::flags::{RESENT, open};
@@ -33,6 +33,8 @@ pub(crate) struct FileHandles {
     device: Arc<Device>,
     /// Whether backing files can be registered; the first failure ends it for good.
     passthrough: AtomicBool,
+    /// Whether each file keeps its node.
+    steady: bool,
     table: Mutex<OpenTable<Arc<RegisteredFile>, CompletionWatch>>,
     handles: Mutex<HashMap<u64, FileHandle>>,
     ledger: Arc<Ledger>,
@@ -100,12 +102,13 @@ impl Drop for CompletionWatch {
 }
 
 impl FileHandles {
-    /// A table without open files. With `passthrough`, the kernel has offered it.
+    /// A table without open files. With `passthrough`, the kernel has offered it; on a `steady` mount each file keeps its node.
     pub(crate) fn new(
         snapshot: Arc<Snapshot>,
         runtime: Handle,
         device: Arc<Device>,
         passthrough: bool,
+        steady: bool,
         ledger: Arc<Ledger>,
         kernel: Arc<KernelCache>,
     ) -> Arc<Self> {
@@ -114,7 +117,8 @@ impl FileHandles {
             runtime,
             device,
             passthrough: AtomicBool::new(passthrough),
-            table: Mutex::new(OpenTable::new()),
+            steady,
+            table: Mutex::new(OpenTable::new(steady)),
             handles: Mutex::default(),
             ledger,
             kernel,
@@ -144,18 +148,19 @@ impl FileHandles {
 
     /// Restores the handles and backing files of the previous process from the ledger's `entries`.
     pub(crate) fn restore(self: &Arc<Self>, entries: &[LedgerEntry]) {
-        let mut registered = HashMap::new();
-        for entry in entries {
-            if let LedgerItem::BackingFile(id) = entry.item {
-                registered.insert(id, entry.number);
+        let (mut registered, mut damaged) = (HashMap::new(), Vec::new());
+        for &LedgerEntry { number, node, item, .. } in entries {
+            match item {
+                LedgerItem::BackingFile(id) => drop(registered.insert(id, number)),
+                LedgerItem::Damaged(id) => damaged.push((id, node, number)),
+                LedgerItem::Moved => self.table.lock().restore_generation(node),
+                LedgerItem::Cached | LedgerItem::Passthrough(_) => {}
             }
         }
         self.drop_unrecorded(&registered);
         let mut adopted: HashMap<u32, Arc<RegisteredFile>> = HashMap::new();
-        for entry in entries.iter().filter(|entry| !matches!(entry.item, LedgerItem::BackingFile(_))) {
-            let LedgerEntry { number, node, unique, item } = *entry;
-            if item == LedgerItem::Moved {
-                self.table.lock().restore_generation(node);
+        for &LedgerEntry { number, node, unique, item } in entries {
+            if matches!(item, LedgerItem::BackingFile(_) | LedgerItem::Damaged(_) | LedgerItem::Moved) {
                 continue;
             }
             let Some((index, reader)) = self.reader_of(node) else { continue };
@@ -169,6 +174,13 @@ impl FileHandles {
             let watch = || self.watch(node, index, reader.clone());
             self.table.lock().restore(node, mode, watch);
             self.handles.lock().insert(number, FileHandle { reader, unique, item });
+        }
+        for (id, node, number) in damaged {
+            if adopted.contains_key(&id) {
+                self.table.lock().mark_damaged(node);
+            } else {
+                self.ledger.remove(number);
+            }
         }
         // No handle needs these.
         for (id, number) in registered {
@@ -236,22 +248,33 @@ impl FileHandles {
         let back = || self.register(node, &reader);
         let watch = || self.watch(node, index, reader.clone());
         let mode = self.table.lock().open(node, back, watch);
+        let mode = mode.ok_or_else(|| {
+            Error::new(Kind::Corrupt, "its copy in the cache was damaged, and processes still have that open")
+        })?;
         self.insert(unique, node, reader, mode)
     }
 
     /// Stops further handles from reading the backing file of `node`, which was reopened a moment ago. True
-    /// where others have it open: then lookups of the file `index` lead to another node from now on.
+    /// where lookups of the file `index` lead to another node from now on, since others have it open.
     fn close_idle_backing(&self, node: u64, index: u32) -> bool {
         let mut table = self.table.lock();
         // Bound, and dropped without the lock.
         let (closed, renewed) = (table.close(node, Instant::now()), table.renew(index));
-        let is_open = table.is_passthrough(node);
+        let has_moved = table.is_passthrough(node) && renewed.moved_to.is_some();
         drop(table);
+        self.record(&renewed);
+        drop((closed, renewed));
+        has_moved
+    }
+
+    /// Records for the next process what it must know of a file that was read wrongly.
+    fn record(&self, renewed: &Renewed<Arc<RegisteredFile>>) {
         if let Some(node) = renewed.moved_to {
             self.ledger.insert(node, 0, LedgerItem::Moved);
         }
-        drop((closed, renewed.backings));
-        is_open
+        if let Some((node, file)) = &renewed.damaged {
+            self.ledger.insert(*node, 0, LedgerItem::Damaged(file.backing.id()));
+        }
     }
 
     /// The reply to the request `unique`, if it was made before and did not get through.
@@ -313,9 +336,9 @@ impl FileHandles {
         }
     }
 
-    /// Starts to wait for the file `index` to become whole, for as long as its node `node` has cached handles.
+    /// Starts to wait for the file `index` to become whole, for as long as its node `node` has cached handles, and if it has another.
     fn watch(self: &Arc<Self>, node: u64, index: u32, reader: Arc<Reader>) -> Option<CompletionWatch> {
-        if !self.passthrough() {
+        if self.steady || !self.passthrough() {
             return None;
         }
         let handles = Arc::downgrade(self);
@@ -348,12 +371,13 @@ impl FileHandles {
     pub(crate) async fn renew(&self, index: u32) {
         // Bound first, so that files are closed without the lock.
         let renewed = self.table.lock().renew(index);
-        drop(renewed.backings);
-        if let Some(node) = renewed.moved_to {
-            self.ledger.insert(node, 0, LedgerItem::Moved);
+        self.record(&renewed);
+        let Renewed { nodes, moved_to, damaged, backings } = renewed;
+        drop((damaged, backings));
+        if moved_to.is_some() {
             self.forget_name(index).await;
         }
-        for node in renewed.nodes {
+        for node in nodes {
             self.kernel.forget_pages(node).await;
         }
     }

@@ -25,7 +25,7 @@ use rustix::fs::{Advice, fadvise};
 
 use crate::mounts::{self, MountEntry};
 
-use super::superblock::NativeSuperblock;
+use super::superblock::{BlockDigests, NativeSuperblock};
 
 /// How long after a repair that failed it is tried again.
 const REPAIR_RETRY_INTERVAL: Duration = Duration::from_secs(10);
@@ -34,9 +34,6 @@ const DROP_TRIES: usize = 50;
 const DROP_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// How many files of a repaired blob are logged by name.
 const MAX_NAMED_FILES: usize = 20;
-
-/// The digest of each block of a file; `None` for one that the disk can't read.
-pub(super) type BlockDigests = Vec<Option<Digest>>;
 
 /// What was dropped from the page cache.
 #[derive(Debug)]

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use bdnfs::blob::Key;
+use bdnfs::digest::Digest;
 use bdnfs::error::{Error, Result};
 use bdnfs::native::NativeSnapshot;
 use bdnfs::native::image::ImageOptions;
@@ -23,8 +24,10 @@ use crate::Options;
 use crate::detached::DetachedMount;
 use crate::mounts::{self, IMAGE_SUFFIX, MountEntry, NATIVE_TYPE};
 
-use super::device_repair::BlockDigests;
 use super::failed;
+
+/// The digest of each block of a file; `None` for one that the disk can't read.
+pub(super) type BlockDigests = Vec<Option<Digest>>;
 
 /// The superblocks of an agent, and the directory in which their images are made.
 #[derive(Debug)]
@@ -182,6 +185,10 @@ impl NativeSuperblock {
     }
 
     /// The file that says that the device `key` may have been read while it was damaged. It need not outlive a power cut: no page does.
+    ///
+    /// The cache's own [marks of removals](bdnfs::cache::removal_marks) would not do. They go when all listeners of one process are done; this
+    /// one stays until the kernel has dropped the pages or the superblock: an agent that can't take the mount up, such as for want of
+    /// a secret, leaves it to the next. And it says which file the kernel reads.
     pub(super) fn mark(&self, key: &Key) -> PathBuf {
         self.image.with_added_extension(key.to_string())
     }

@@ -11,10 +11,15 @@ use std::time::SystemTime;
 
 use bdnfs::cache::Limits;
 use bdnfs::engine::{Config, Engine};
+use bdnfs::mirror::Mirror;
+use bdnfs::mirroring::{MirrorConfig, MirrorProgress, MirrorSource, Succession, mirror_source};
 use bdnfs::origin;
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::{Access, Patterns};
 use bdnfs::tier::Origin;
+use bdnfs::tier::lazy_origin::OriginOpener;
+use futures_util::FutureExt;
+use futures_util::future::ready;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
@@ -64,10 +69,29 @@ impl NativeFixture {
 
     fn staged_from(&self, origin: Arc<dyn Origin>) -> Arc<Snapshot> {
         self.runtime.block_on(async {
-            let snapshot = self.engine.snapshot(origin, Patterns::default()).await.expect("listed");
-            snapshot.hold().expect("leased");
-            snapshot.stage().done().await.expect("staged");
-            snapshot
+            stage(self.engine.snapshot(origin, Patterns::default()).await.expect("listed")).await
+        })
+    }
+
+    /// Mirrors `origin` to a directory, and stages it from there.
+    fn staged_mirrored(&self, origin: Arc<dyn Origin>) -> Arc<Snapshot> {
+        let uri = format!("file://{}", self.path("mirror").display()).parse().expect("a mirror");
+        let mirror = Mirror::open(&uri, &Access::default(), "default", self.home.path().to_owned());
+        let mirror = mirror.expect("a mirror");
+        let source = MirrorSource {
+            name: origin.name().to_owned(),
+            identity: origin.identity(),
+            executable: Vec::new(),
+            patterns: Patterns::default(),
+            origin: origin.clone(),
+            hash_first: false,
+            succession: Succession::default(),
+        };
+        let opener: OriginOpener = Box::new(move || ready(Ok(origin.clone())).boxed());
+        self.runtime.block_on(async {
+            let (config, progress) = (MirrorConfig { memory: 64 << 20 }, MirrorProgress::default());
+            let mirrored = mirror_source(&mirror, &source, config, &progress).await.expect("mirrored");
+            stage(self.engine.mirrored(&mirror, &mirrored.latest_ref, opener).await.expect("opened")).await
         })
     }
 
@@ -79,6 +103,13 @@ impl NativeFixture {
     fn mount(&self, native: &Arc<NativeSnapshot>, options: &Options) -> NativeMount {
         NativeMount::new(&self.superblocks, native, &self.path("native"), options).expect("mounted")
     }
+}
+
+/// Leases and stages `snapshot`.
+async fn stage(snapshot: Arc<Snapshot>) -> Arc<Snapshot> {
+    snapshot.hold().expect("leased");
+    snapshot.stage().done().await.expect("staged");
+    snapshot
 }
 
 #[test]

@@ -6,7 +6,8 @@ use object_store::aws::AwsCredential;
 use object_store::azure::AzureCredential;
 
 use super::*;
-use crate::source::Secret;
+use crate::http_client::HttpClient;
+use crate::source::{Access, Secret};
 
 /// Issues these keys, one after the other, then fails.
 #[derive(Debug, Default)]
@@ -44,7 +45,7 @@ async fn ask(issued: Arc<IssuedKey>, right: &[&str]) -> Result<()> {
     tokio::task::yield_now().await;
     match &issued.key {
         AuthKey::Bearer(token) if right.contains(&token.expose()) => Ok(()),
-        _ => Err(issued.explain_refusal(Error::new(Kind::Refused, "the server answers 401 Unauthorized"))),
+        _ => Err(issued.explain_refusal(Error::new(Kind::Refused, "the server returned 401 Unauthorized"))),
     }
 }
 
@@ -71,16 +72,16 @@ async fn key_replaced_by_the_same_key_is_not_sent_again() {
         ask(issued, &[])
     };
     let error = keys.send_with_key(asked).await.expect_err("refused");
-    assert_eq!(error.to_string(), "the server answers 401 Unauthorized; check the secret \"x\"");
+    assert_eq!(error.to_string(), "the server returned 401 Unauthorized; check the secret \"x\"");
     assert_eq!((tried.load(Ordering::Relaxed), counter.asked.load(Ordering::Relaxed)), (1, 2));
     // An anonymous request has no other key at all.
-    let anonymous = KeyCache::with_issuer(Box::new(CredentialResolver::new(
+    let anonymous = KeyCache::lazy(
         &"https://h/x".parse().expect("URI"),
         &Access::default(),
         &HttpClient::new(reqwest::redirect::Policy::none(), None).expect("client"),
-    )));
+    );
     let error = anonymous.send_with_key(|issued| ask(issued, &[])).await.expect_err("refused");
-    assert_eq!(error.to_string(), "the server answers 401 Unauthorized; no credentials were sent");
+    assert_eq!(error.to_string(), "the server returned 401 Unauthorized; no credentials were sent");
 }
 
 #[tokio::test(start_paused = true)]

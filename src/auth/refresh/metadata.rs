@@ -24,6 +24,6 @@ pub(in crate::auth) async fn probe(client: &HttpClient, address: &str) -> Result
         // AWS's would be 401 without a token, Azure's 400: a firewall forbids it.
         Ok(answer) if answer.status() == StatusCode::FORBIDDEN => Err(format!("{address} is forbidden")),
         Ok(_) => Ok(()),
-        Err(_) => Err(format!("{address} did not answer within {} s", METADATA_TIMEOUT.as_secs())),
+        Err(_) => Err(format!("{address} did not respond within {} s", METADATA_TIMEOUT.as_secs())),
     }
 }

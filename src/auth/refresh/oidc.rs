@@ -46,7 +46,7 @@ impl KeyProvider for UserTokens {
         ];
         let token: OauthToken =
             ask(&self.client, form_request(USER_TOKEN_URL, &form)?).await.map_err(|e| {
-                e.within("Google gives the user no token")
+                e.context("Google gives the user no token")
                     .advise("sign in again: gcloud auth application-default login")
             })?;
         token.resolved()
@@ -73,7 +73,7 @@ impl KeyProvider for FederatedTokens {
             ("subject_token", subject.expose()),
         ];
         let token: OauthToken = ask(&self.client, form_request(token_url, &form)?).await.map_err(|e| {
-            e.within(format!("{} gives no token for {audience}", host(token_url)))
+            e.context(format!("{} gives no token for {audience}", host(token_url)))
                 .advise(format!("check the identity token in {place}{}", jwt_expiry_remark(&subject)))
         })?;
         let resolved = token.resolved()?;
@@ -118,7 +118,7 @@ impl FederatedTokens {
             request.headers_mut().insert(name, value);
         }
         let response = self.client.send(request).await;
-        let response = response.map_err(|e| e.within(format!("the identity token at {}", host(url))))?;
+        let response = response.map_err(|e| e.context(format!("the identity token at {}", host(url))))?;
         let text = http_client::read(response, TOKEN_RESPONSE_LIMIT).await?;
         Ok(Secret::new(String::from_utf8_lossy(&text)))
     }
@@ -134,7 +134,7 @@ impl FederatedTokens {
         let account = url.rsplit('/').next().unwrap_or_default().split(':').next().unwrap_or_default();
         let token: ImpersonatedToken = ask(&self.client, request)
             .await
-            .map_err(|e| e.within(format!("{} gives no token for {account}", host(url))))?;
+            .map_err(|e| e.context(format!("{} gives no token for {account}", host(url))))?;
         bearer(token.access_token, Some(token.expire_time.into()))
     }
 }
@@ -184,7 +184,7 @@ async fn ask<T: DeserializeOwned>(client: &HttpClient, request: Request) -> Resu
     let text = http_client::read(response, TOKEN_RESPONSE_LIMIT).await?;
     // The parser's own message may quote what it read.
     serde_json::from_slice(&text)
-        .map_err(|_| Error::new(Kind::Unsupported, "the answer is not one of a token service"))
+        .map_err(|_| Error::new(Kind::Unsupported, "the response is not one of a token service"))
 }
 
 fn token_url(url: &str) -> Result<Url> {

@@ -60,7 +60,7 @@ pub(in crate::auth) fn sts_endpoint(region: &str, ambient: &AwsAmbient, allow_ht
         return Err(Error::new(Kind::Invalid, format!("{region:?} is not the name of a region")));
     }
     match &ambient.sts {
-        Some(text) => endpoint(text, allow_http).map_err(|e| e.within("AWS STS")),
+        Some(text) => endpoint(text, allow_http).map_err(|e| e.context("AWS STS")),
         None => Ok(format!("https://sts.{region}.amazonaws.com{china}")),
     }
 }
@@ -69,7 +69,7 @@ pub(in crate::auth) fn sts_endpoint(region: &str, ambient: &AwsAmbient, allow_ht
 impl KeyProvider for AssumeRole {
     async fn key(&self) -> Result<ResolvedKey> {
         let failed = |error: Error| {
-            as_refusal(error).within(format!("cannot assume the role {} at {}", self.arn, self.endpoint))
+            as_refusal(error).context(format!("cannot assume the role {} at {}", self.arn, self.endpoint))
         };
         match &self.with {
             AssumeRoleWith::WebIdentity(path) => {
@@ -124,7 +124,7 @@ impl AssumeRole {
         let text = http_client::read(response, TOKEN_RESPONSE_LIMIT).await?;
         // The parser's message could repeat a part of a key.
         let response: StsResponse = xml::read(&RESPONSE_ELEMENTS, &text).map_err(|_| {
-            Error::new(Kind::Unsupported, "the answer is not one of AWS STS; check the endpoint")
+            Error::new(Kind::Unsupported, "the response is not one of AWS STS; check the endpoint")
         })?;
         let credentials = response.result.credentials;
         let key = AuthKey::aws(AwsCredential {

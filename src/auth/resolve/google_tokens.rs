@@ -79,7 +79,7 @@ pub(super) async fn ambient(access: &Access, client: &HttpClient) -> Result<Arc<
 async fn application_default(file: PathBuf) -> Result<GoogleCredentials> {
     let context = format!("cannot use the application default credentials in {}", file.display());
     let read = blocking(move || Credentials::parse("gs", &load::secret_file(&file)?)).await;
-    match read.map_err(|e| e.within(context))? {
+    match read.map_err(|e| e.context(context))? {
         Credentials::Gcp(credentials) => Ok(credentials),
         _ => Err(wrong_service()),
     }
@@ -143,7 +143,7 @@ fn no_identity_token() -> Error {
 
 fn federated(account: ExternalAccount, access: &Access, client: &HttpClient) -> Result<Arc<dyn KeyProvider>> {
     let check =
-        |text: &str| endpoint(text, access.allow_http).map_err(|e| e.within("Google's token service"));
+        |text: &str| endpoint(text, access.allow_http).map_err(|e| e.context("Google's token service"));
     check(&account.token_url)?;
     account.impersonation.as_deref().map(check).transpose()?;
     Ok(Arc::new(FederatedTokens { account, client: client.clone() }))

@@ -51,7 +51,7 @@ impl Mirror {
             self.checkpoint_groups(Some(&selector.project), selector.job.as_deref()).await?;
         let Some(group) = selector.choose(&groups) else {
             return Err(match damaged.into_iter().next() {
-                Some((_, error)) => error.within(format!("cannot tell what {selector} is")),
+                Some((_, error)) => error.context(format!("cannot tell what {selector} is")),
                 None => self.explain_missing(selector, &groups).await?,
             });
         };

@@ -48,7 +48,7 @@ impl HubApi {
     /// Opens the repository `id` that `uri` names; no request is made.
     pub(super) fn new(uri: &Uri, kind: HubKind, id: &str, access: &Access) -> Result<Self> {
         let endpoint = endpoint(access.endpoint(uri).unwrap_or(HUB_URL), access.allow_http)
-            .map_err(|e| e.within("the Hub (HF_ENDPOINT)"))?;
+            .map_err(|e| e.context("the Hub (HF_ENDPOINT)"))?;
         let invalid = |e| Error::with(Kind::Invalid, "the Hub's URL is invalid (HF_ENDPOINT)", e);
         let base = Url::parse(&endpoint).map_err(invalid)?;
         let (guard, authorities) = (RedirectGuard::new(&base, access), access.authorities.as_deref());
@@ -146,7 +146,7 @@ impl HubApi {
         let mut file = FileHeaders::default();
         for _ in 0..=HUB_REDIRECT_LIMIT {
             let request = request(method.clone(), url.clone(), wanted, issued)?;
-            let response = self.client.execute(request).await.map_err(|e| e.within(&self.endpoint))?;
+            let response = self.client.execute(request).await.map_err(|e| e.context(&self.endpoint))?;
             file.add(&response);
             if !response.status().is_redirection() {
                 let here = hub_error::accept(response, &self.describe(issued)).await?;
@@ -154,7 +154,7 @@ impl HubApi {
             }
             let to = header(response.headers(), &LOCATION).and_then(|to| url.join(to).ok());
             let to = to.ok_or_else(|| {
-                unsupported(format!("the Hub answers {} without a valid Location", response.status()))
+                unsupported(format!("the Hub returned {} without a valid Location", response.status()))
             })?;
             if to.origin() != self.base.origin() {
                 self.guard.check(&url, &to).map_err(|refused| refused.error())?;
@@ -184,7 +184,7 @@ fn request(method: Method, url: Url, wanted: Option<&RangeRequest>, issued: &Iss
         Some(wanted) => wanted.set_headers(headers),
         None => _ = headers.insert(ACCEPT_ENCODING, IDENTITY),
     }
-    let named = |e: Error| e.within(issued.name.as_deref().unwrap_or("the Hub's token (HF_TOKEN)"));
+    let named = |e: Error| e.context(issued.name.as_deref().unwrap_or("the Hub's token (HF_TOKEN)"));
     if let Some(value) = issued.key.authorization().map_err(named)? {
         headers.insert(AUTHORIZATION, value);
     }

@@ -40,7 +40,7 @@ pub(super) async fn get(hub: &HubOrigin, blob: &Blob, range: Range<u64>) -> Resu
     let (response, doubt) = request(hub, blob, &version, &whole).await?;
     whole.check(&response)?;
     let content =
-        http_client::read(response, whole.bytes() as usize).await.map_err(|e| e.within(&whole.name))?;
+        http_client::read(response, whole.bytes() as usize).await.map_err(|e| e.context(&whole.name))?;
     if version.matches_git_id(&content) == Some(false) {
         let text = format!("{}: the Hub sends content that does not have the git id of its tree", whole.name);
         return Err(doubt.unwrap_or_else(|| Error::new(Kind::Corrupt, text)));
@@ -112,7 +112,7 @@ async fn locate(
     let located = hub.api.locate(Method::GET, url, Some(wanted)).await;
     let (answer, file) = located.map_err(|e| wanted.failed(e))?;
     if file.commit.is_some_and(|commit| commit != hub.commit.sha) {
-        return Err(wanted.changed("the Hub answers for another commit"));
+        return Err(wanted.changed("the Hub's response is for another commit"));
     }
     let doubt = match file.oid {
         Some(oid) if oid.eq_ignore_ascii_case(&version.oid) => return Ok((answer, None)),
@@ -129,11 +129,11 @@ async fn locate(
 async fn stored(hub: &HubOrigin, url: &Url, wanted: &RangeRequest) -> Result<Option<Response>> {
     let mut request = Request::new(Method::GET, url.clone());
     wanted.set_headers(request.headers_mut());
-    let within = |e: Error| e.within(&wanted.name);
-    let response = hub.storage.execute(request).await.map_err(within)?;
+    let with_context = |e: Error| e.context(&wanted.name);
+    let response = hub.storage.execute(request).await.map_err(with_context)?;
     match response.status().as_u16() {
         // Storages answer so to an expired signature, and to a URL that was never valid.
         400 | 401 | 403 | 404 | 410 => Ok(None),
-        _ => http_client::accept(response).await.map(Some).map_err(within),
+        _ => http_client::accept(response).await.map(Some).map_err(with_context),
     }
 }

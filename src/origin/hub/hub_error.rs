@@ -41,7 +41,7 @@ pub(super) async fn accept(response: Response, about: &RefusedHubRequest<'_>) ->
         Some((kind, text)) => Err(Error::new(kind, text)),
         None => http_client::accept(response)
             .await
-            .map_err(|e| about.issued.explain_refusal(e).within(about.endpoint)),
+            .map_err(|e| about.issued.explain_refusal(e).context(about.endpoint)),
     }
 }
 
@@ -77,7 +77,7 @@ impl RefusedHubRequest<'_> {
             // The Hub itself always says what it is that it has not.
             (404, "") => {
                 let text = format!(
-                    "{} has no {what}, and does not answer as a Hub does; check the name, and that it is a Hub (--endpoint, HF_ENDPOINT)",
+                    "{} has no {what}, and does not respond as a Hub does; check the name, and that it is a Hub (--endpoint, HF_ENDPOINT)",
                     self.endpoint
                 );
                 (Kind::NotFound, text)
@@ -263,7 +263,7 @@ mod tests {
                 "",
                 false,
                 Kind::NotFound,
-                "https://h has no dataset o/d, and does not answer as a Hub does; check the name, and that it is a Hub \
+                "https://h has no dataset o/d, and does not respond as a Hub does; check the name, and that it is a Hub \
               (--endpoint, HF_ENDPOINT)",
             ),
             (

@@ -17,7 +17,6 @@ use crate::origin::pagination::Pagination;
 const PAGE_SIZE_LIMIT: usize = 16 << 20;
 /// Asks for all below a directory, without what the Hub is slow to tell of each file.
 const TREE_QUERY: &str = "recursive=true&expand=false";
-
 #[derive(Deserialize)]
 struct HubTreeEntry {
     #[serde(rename = "type")]
@@ -77,7 +76,7 @@ async fn page(hub: &HubOrigin, url: Url) -> Result<(Vec<HubTreeEntry>, Option<St
     let next = next.and_then(|next| next.query().map(str::to_owned));
     let text = http_client::read(answer, PAGE_SIZE_LIMIT).await?;
     let entries = serde_json::from_slice(&text)
-        .map_err(|e| Error::with(Kind::Unsupported, "the Hub's answer is not a tree", e))?;
+        .map_err(|e| Error::with(Kind::Unsupported, "the Hub's response is not a tree", e))?;
     Ok((entries, next))
 }
 
@@ -132,6 +131,10 @@ async fn probe(hub: &HubOrigin, path: &str) -> Result<FileHeaders> {
 fn file(hub: &HubOrigin, listing: &mut Listing, path: &str, size: u64, oid: &str, alone: bool) -> Result<()> {
     let version = HubVersion::new(oid, alone)
         .ok_or_else(|| unsupported(&format!("the Hub sends {oid:?} as the version of {path:?}")))?;
+    if size == 0 && version.matches_git_id(b"") == Some(false) {
+        listing.refuse(path.as_bytes(), "its size is 0, and its git id is not that of an empty file");
+        return Ok(());
+    }
     listing.file(ListedFile {
         path: path.as_bytes(),
         size,

@@ -36,7 +36,7 @@ impl BucketClient {
         });
         page.await.map_err(|e| {
             let url = url();
-            e.within(format!("cannot list {}", url.split('?').next().unwrap_or_default()))
+            e.context(format!("cannot list {}", url.split('?').next().unwrap_or_default()))
         })
     }
 

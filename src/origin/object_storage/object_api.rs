@@ -104,7 +104,7 @@ pub(super) fn not_a_listing(
 ) -> Error {
     Error::with(
         Kind::Unsupported,
-        format!("the answer is not a listing of {service}; check the endpoint"),
+        format!("the response is not a listing of {service}; check the endpoint"),
         error,
     )
 }

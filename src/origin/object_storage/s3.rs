@@ -11,7 +11,7 @@ use super::object_api::{self, KEYS_PER_PAGE, ObjectApi, ObjectEntry, ObjectPage,
 use super::object_version::VersionTag;
 use crate::auth::store_adapter::engine_error;
 use crate::auth::{AuthKey, wrong_service};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::source::{Access, BucketService};
 use crate::xml;
 
@@ -67,6 +67,11 @@ impl ObjectApi for S3Bucket {
             tag: entry.etag.as_deref().and_then(VersionTag::etag),
             directory: false,
         };
+        if page.is_truncated && page.next_continuation_token.is_none() {
+            let text =
+                "the service says that its listing goes on, and not where: it may not support ListObjectsV2";
+            return Err(Error::new(Kind::Unsupported, text));
+        }
         let objects = page.contents.into_iter().map(object).collect();
         Ok(ObjectPage { objects, next: page.next_continuation_token })
     }
@@ -107,6 +112,8 @@ struct Contents {
     #[serde(default)]
     contents: Vec<Entry>,
     encoding_type: Option<String>,
+    #[serde(default)]
+    is_truncated: bool,
     next_continuation_token: Option<String>,
 }
 

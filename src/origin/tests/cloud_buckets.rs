@@ -118,7 +118,7 @@ async fn bucket_request_is_authorized_and_its_refusal_names_the_source() {
     let access = Access { azure: Some(given), ..Access::default() };
     let error = failed(&open("azure://account/b/model", &access).await.expect("open")).await;
     let said = format!(
-        "azure://account/b/model: cannot list {}/b: the server answers 403 Forbidden, AuthenticationFailed; no credentials were sent",
+        "azure://account/b/model: cannot list {}/b: the server returned 403 Forbidden, AuthenticationFailed; no credentials were sent",
         server.url
     );
     assert_eq!((error.kind(), error.to_string()), (Kind::Refused, said));

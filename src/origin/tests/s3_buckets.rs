@@ -171,7 +171,7 @@ async fn s3_request_is_signed_unless_anonymous() {
     assert!(origin.fetch(&blob, 0..1, Urgency::Read).await.expect("signed").is_some());
     let s3 = S3Access { endpoint: Some(server.url.clone()), anonymous: true, ..S3Access::default() };
     let anonymous = open("model", &Access { s3: Some(s3), ..Access::default() }).await.expect("open");
-    let said = "the server answers 403 Forbidden, AccessDenied; no credentials were sent";
+    let said = "the server returned 403 Forbidden, AccessDenied; no credentials were sent";
     let error = failed(&anonymous).await;
     assert_eq!(
         (error.kind(), error.to_string()),
@@ -248,6 +248,8 @@ async fn s3_refusal_says_what_to_do() {
     let blob = pinned(&origin, "x").await.expect("pinned");
     for (status, code, kind) in [
         (400, "ExpiredToken", Kind::Refused),
+        (400, "RequestTimeout", Kind::Timeout),
+        (409, "OperationAborted", Kind::Unavailable),
         (403, "InvalidAccessKeyId", Kind::Refused),
         (404, "NoSuchKey", Kind::Changed),
         (412, "PreconditionFailed", Kind::Changed),
@@ -284,7 +286,7 @@ async fn bucket_access_that_is_wrong_is_refused_before_any_request() {
     let (kind, text) = refused(&Access { aws: Some(nothing), ..Access::default() }).await;
     assert_eq!(kind, Kind::Refused);
     let said = "s3://b: no credentials found: no access key is given, and this machine has no web identity token with a role, no \
-                AWS profile with a key, no container credentials, and no metadata service (http://127.0.0.1:1 did not answer \
+                AWS profile with a key, no container credentials, and no metadata service (http://127.0.0.1:1 did not respond \
                 within 1 s); give an access key ID and a secret access key, or ask for anonymous access";
     assert_eq!(text, said);
     for (endpoint, said) in [
@@ -344,6 +346,12 @@ async fn bucket_listing_that_never_ends_is_refused_and_a_busy_one_waits() {
     assert_eq!(error.kind(), Kind::Unsupported);
     let said = "s3://b/model: the service lists \"model/0\" again, pages after it did so before, so its listing may never end";
     assert_eq!(error.to_string(), said);
+    // A service that knows ListObjects of version 1 only.
+    bucket.server.rule(|_| {
+        Some("<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>".into_response())
+    });
+    let error = failed(&bucket.origin).await.to_string();
+    assert!(error.contains("its listing goes on, and not where"), "{error}");
     // Longer than a read would wait.
     let asked = std::sync::atomic::AtomicUsize::new(0);
     bucket.server.rule(move |_| {
@@ -368,11 +376,11 @@ async fn bucket_answer_that_is_not_a_listing_is_refused() {
         bucket.server.rule(move |_| Some(text.clone().into_response()));
         let error = failed(&bucket.origin).await;
         let asked = format!("s3://b/model: cannot list {}/b: ", bucket.server.url);
-        let none = "the answer is not a listing of S3; check the endpoint: ";
+        let none = "the response is not a listing of S3; check the endpoint: ";
         assert_eq!(error.kind(), Kind::Unsupported, "{error}");
         assert!(error.to_string().starts_with(&format!("{asked}{none}{said}")), "{error}");
     }
     bucket.server.rule(|_| Some(StatusCode::NOT_FOUND.into_response()));
     let error = failed(&bucket.origin).await.to_string();
-    assert!(error.contains("/b: the server answers 404 Not Found"), "{error}");
+    assert!(error.contains("/b: the server returned 404 Not Found"), "{error}");
 }

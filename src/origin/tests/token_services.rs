@@ -111,7 +111,7 @@ async fn federated_token_that_is_refused_is_replaced_once_for_all_requests() {
     assert_eq!(issued.load(Ordering::Relaxed), 2, "one for all");
     good.store(9, Ordering::Relaxed);
     let error = read().await.expect_err("refused");
-    let said = "gs://b/model/x: the server answers 401 Unauthorized, UNAUTHENTICATED; check the secret \"s\", which is valid \
+    let said = "gs://b/model/x: the server returned 401 Unauthorized, UNAUTHENTICATED; check the secret \"s\", which is valid \
                 until 2096-01-02T03:04:05Z";
     assert_eq!((error.kind(), error.to_string()), (Kind::Refused, said.into()));
 }
@@ -143,7 +143,7 @@ async fn gcp_oidc_impersonates_a_service_account_without_a_secret() {
     let error = open("gs://b/model", &access).await.expect_err("refused");
     let said = format!(
         "gs://b/model: 127.0.0.1 gives no token for //iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/\
-         p/providers/x: the server answers 400 Bad Request, invalid_grant; check the identity token in {}",
+         p/providers/x: the server returned 400 Bad Request, invalid_grant; check the identity token in {}",
         named.path("token").display()
     );
     assert_eq!((error.kind(), error.to_string()), (Kind::Refused, said));
@@ -174,7 +174,7 @@ async fn azure_credentials_of_each_kind_authorize_requests() {
     let expired = "sv=1&se=2001-01-02&sig=other";
     let error = failed(&open("azure://account/b/model", &named.access(expired)).await.expect("open")).await;
     let listing = format!("azure://account/b/model: cannot list {}/b: ", named.server.url);
-    let said = "the server answers 401 Unauthorized, UNAUTHENTICATED; the secret \"s\" expired at 2001-01-02T00:00:00Z; renew it";
+    let said = "the server returned 401 Unauthorized, UNAUTHENTICATED; the secret \"s\" expired at 2001-01-02T00:00:00Z; renew it";
     assert_eq!(error.to_string(), listing + said);
 }
 
@@ -201,7 +201,7 @@ async fn sts_answer_that_is_malformed_is_refused_without_showing_it() {
         named.server.rule(move |_| Some(text.clone().into_response()));
         let error = open("s3://b/model", &access).await.expect_err("no key");
         let said = format!(
-            "s3://b/model: cannot assume the role arn:r at {}: the answer is not one of AWS STS; check the \
+            "s3://b/model: cannot assume the role arn:r at {}: the response is not one of AWS STS; check the \
              endpoint; check the web identity token in {}",
             named.server.url,
             named.path("token").display()

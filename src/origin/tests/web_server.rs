@@ -56,6 +56,12 @@ impl Subject for Site {
     }
 }
 
+/// A file SHA256SUMS, with what `content` has.
+fn sums(path: &str, content: &str) -> String {
+    let hash = blake3::Hash::from_bytes(Sha256::digest(content).into());
+    format!("{}  {path}\n", hash.to_hex())
+}
+
 async fn fetched(site: &Site, blob: &Blob, range: std::ops::Range<u64>) -> Result<Bytes, Error> {
     let body = site.origin.fetch(blob, range, Urgency::Read).await?.expect("an origin has no misses");
     Ok(body.try_collect::<Vec<Bytes>>().await?.concat().into())
@@ -90,7 +96,7 @@ async fn web_origin_of_a_single_file_is_a_tree_of_one() {
     site.server.remove("d/m x.bin");
     let error = failed(&site.origin).await;
     assert_eq!(error.kind(), Kind::NotFound);
-    let said = format!("{}/d/m%20x.bin?***: the server answers 404 Not Found", site.server.url);
+    let said = format!("{}/d/m%20x.bin?***: the server returned 404 Not Found", site.server.url);
     assert!(error.to_string().starts_with(&said), "{error}");
 }
 
@@ -129,7 +135,7 @@ async fn web_index_with_a_wrong_entry_is_refused_by_name() {
     for (files, kind, said) in [
         (index("../up"), Kind::Invalid, "\"../up\": a part is '.' or '..'"),
         (index("/abs"), Kind::Invalid, "\"/abs\": it begins with '/'"),
-        (index("gone"), Kind::NotFound, "/d/gone: the server answers 404"),
+        (index("gone"), Kind::NotFound, "/d/gone: the server returned 404"),
         (r#"{"files": [{"path": "here", "size": 4}]}"#.into(), Kind::Invalid, "says 4 bytes, the server 3"),
         ("<html>".into(), Kind::Invalid, "/d/bdnfs.json: not an index"),
     ] {
@@ -149,7 +155,7 @@ async fn web_file_without_a_version_is_refused_unless_its_hash_is_known() {
     site.server.put("d/bdnfs.json", index("x"));
     let error = failed(&site.origin).await;
     assert_eq!(error.kind(), Kind::Unsupported);
-    assert!(error.to_string().contains("neither ETag nor Last-Modified"), "{error}");
+    assert!(error.to_string().contains("neither a strong ETag nor Last-Modified"), "{error}");
     site.server.remove("d/bdnfs.json");
     site.server.put("d/SHA256SUMS", format!("{}  x\n", "00".repeat(32)));
     let blob = pinned(&site.origin, "x").await.expect("pinned");
@@ -203,6 +209,19 @@ async fn web_listing_of_a_server_without_ranges_marks_its_files() {
 }
 
 #[tokio::test]
+async fn web_server_that_only_claims_ranges_is_read_whole() {
+    let site = site("x").await;
+    site.server.put("x", vec![7; 2 << 20]);
+    site.server.ranges.store(false, Ordering::Relaxed);
+    site.server.rule(|request| {
+        let headers = [("content-length", "2097152"), ("accept-ranges", "bytes"), ("etag", "\"v0\"")];
+        (request.method() == Method::HEAD).then(|| headers.into_response())
+    });
+    let blob = pinned(&site.origin, "x").await.expect("pinned");
+    assert_eq!(fetched(&site, &blob, 1..3).await.expect("skipped to"), [7, 7][..]);
+}
+
+#[tokio::test]
 async fn web_refusal_says_what_to_do() {
     let site = site("x?sig=hush").await;
     site.server.put("x", "weights");
@@ -210,8 +229,9 @@ async fn web_refusal_says_what_to_do() {
     for (status, kind, said) in [
         (401, Kind::Refused, "401 Unauthorized; no credentials were sent"),
         (403, Kind::Refused, "403 Forbidden; no credentials were sent"),
-        (404, Kind::Changed, "is gone, though the snapshot has it (the server answers 404 Not Found"),
-        (410, Kind::Changed, "is gone, though the snapshot has it (the server answers 410 Gone"),
+        (404, Kind::Changed, "is gone, though the snapshot has it (the server returned 404 Not Found"),
+        (410, Kind::Changed, "is gone, though the snapshot has it (the server returned 410 Gone"),
+        (409, Kind::Unavailable, "409 Conflict"),
         (412, Kind::Changed, "412 Precondition Failed"),
         (416, Kind::Changed, "416 Range Not Satisfiable"),
         (500, Kind::Unavailable, "500 Internal Server Error"),
@@ -228,9 +248,12 @@ async fn web_refusal_says_what_to_do() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}/x", port.local_addr().expect("bound"));
     let silent = WebOrigin::open(&Url::parse(&url).expect("URL"), &Access::default()).expect("open");
+    // Nothing is left to wait for but the deadlines: 5, 10 and 20 seconds.
+    tokio::time::pause();
     let error = failed(&silent).await;
+    tokio::time::resume();
     assert_eq!(error.kind(), Kind::Timeout);
-    assert_eq!(error.to_string(), format!("{url}: the server did not answer within 5 s"));
+    assert_eq!(error.to_string(), format!("{url}: the server did not respond within 20 s"));
     // No server listens there.
     let gone =
         WebOrigin::open(&Url::parse("http://127.0.0.1:1/x?sig=hush").expect("URL"), &Access::default())
@@ -239,6 +262,52 @@ async fn web_refusal_says_what_to_do() {
     assert_eq!(error.kind(), Kind::Unavailable);
     assert!(error.to_string().contains("cannot connect to the server: Connection refused"), "{error}");
     assert!(!error.to_string().contains("hush"), "{error}");
+}
+
+#[tokio::test]
+async fn web_file_said_to_be_empty_by_head_is_read() {
+    let site = site("x").await;
+    for content in ["weights", ""] {
+        site.server.put("x", content);
+        // Sanic says so of every file.
+        site.server.rule(|request| {
+            let headers = [("content-length", "0"), ("accept-ranges", "bytes"), ("etag", "\"v0\"")];
+            (request.method() == Method::HEAD).then(|| headers.into_response())
+        });
+        assert_eq!(pinned(&site.origin, "x").await.expect("pinned").size, content.len() as u64);
+    }
+    // Many servers send no version with a status of 416.
+    site.server.rule(|request| {
+        let headers = [("content-range", "bytes */0")];
+        (request.method() == Method::GET)
+            .then(|| (StatusCode::RANGE_NOT_SATISFIABLE, headers).into_response())
+    });
+    assert_eq!(pinned(&site.origin, "x").await.expect("pinned").size, 0);
+}
+
+#[tokio::test]
+async fn web_index_that_calls_a_file_empty_against_its_digest_is_refused() {
+    let site = site("d/").await;
+    site.server.put("d/x", "");
+    site.server.put("d/SHA256SUMS", format!("{}  x\n", "00".repeat(32)));
+    let error = failed(&site.origin).await;
+    let said = "its size is 0, and its SHA-256 is not that of an empty file";
+    assert!(error.kind() == Kind::Invalid && error.to_string().contains(said), "{error}");
+    site.server.put("d/SHA256SUMS", sums("x", ""));
+    assert_eq!(pinned(&site.origin, "x").await.expect("pinned").size, 0);
+}
+
+#[tokio::test]
+async fn web_server_that_fails_once_is_asked_again() {
+    let site = site("d/").await;
+    site.server.put("d/x", "xyz");
+    site.server.put("d/SHA256SUMS", sums("x", "xyz"));
+    let asked = parking_lot::Mutex::new(std::collections::BTreeSet::new());
+    site.server.rule(move |request| {
+        let first = asked.lock().insert(request.uri().path().to_owned());
+        first.then(|| StatusCode::BAD_GATEWAY.into_response())
+    });
+    assert_eq!(pinned(&site.origin, "x").await.expect("pinned").size, 3);
 }
 
 #[tokio::test]
@@ -307,7 +376,7 @@ async fn web_page_in_place_of_a_file_is_not_taken_for_a_change() {
     site.server.rule(|_| Some("<html>Please wait</html>".into_response()));
     let error = fetched(&site, &blob, 0..7).await.expect_err("a page");
     assert_eq!(error.kind(), Kind::Unsupported);
-    let said = "/x: the server answers without the version that it told before; perhaps another answers in its place";
+    let said = "/x: the server's response lacks the version of its earlier ones; perhaps another server responds in its place";
     assert!(error.to_string().ends_with(said), "{error}");
 }
 
@@ -316,9 +385,12 @@ async fn web_server_that_sends_other_bytes_is_refused() {
     let site = site("x").await;
     site.server.put("x", "weights");
     let blob = pinned(&site.origin, "x").await.expect("pinned");
-    for (range, kind) in
-        [("bytes 0-2/7", Kind::Corrupt), ("bytes 1-3/8", Kind::Changed), ("rows", Kind::Corrupt)]
-    {
+    for (range, kind) in [
+        ("bytes 0-2/7", Kind::Corrupt),
+        ("bytes 1-3/8", Kind::Changed),
+        ("rows", Kind::Corrupt),
+        ("bytes 1-2/7", Kind::Unsupported),
+    ] {
         site.server.rule(move |_| {
             let headers = [("content-range", range), ("etag", "\"v0\"")];
             Some((StatusCode::PARTIAL_CONTENT, headers, "wei").into_response())

@@ -1,5 +1,7 @@
 //! Asking a web server for a file's size and version before it is read.
 
+use std::sync::atomic::Ordering;
+
 use reqwest::header::{
     ACCEPT_ENCODING, ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, HeaderMap, LAST_MODIFIED,
 };
@@ -25,7 +27,7 @@ pub(super) struct FileProbe {
 
 impl FileProbe {
     /// Asks for the headers of `url`, or for its first byte where a server refuses that (a signature, for one, may be
-    /// valid for GET only). Where the server does not say that it has ranges, the first byte tells.
+    /// valid for GET only). Where the server does not say that it has ranges, or none was seen yet, the first byte tells.
     pub(super) async fn of(web: &WebOrigin, url: Url) -> Result<Self> {
         let mut request = Request::new(Method::HEAD, url.clone());
         request.headers_mut().insert(ACCEPT_ENCODING, IDENTITY);
@@ -38,10 +40,21 @@ impl FileProbe {
             _ => {
                 let response = accept(response).await?;
                 let headers = response.headers();
-                let ranges = header(headers, &ACCEPT_RANGES).is_some_and(|unit| unit == "bytes");
+                let ranges = header(headers, &ACCEPT_RANGES).is_some_and(|unit| unit == "bytes")
+                    && web.has_ranges.load(Ordering::Relaxed);
                 match length(headers).map(|size| Self::new(size, headers)) {
+                    // Some servers say so of every file, in answer to HEAD.
+                    Some(probe) if probe.size == 0 => {
+                        let first = Self::first_byte(web, url).await?;
+                        // The response of an empty file, 416, need not have its version.
+                        Ok(if first.size == 0 { probe } else { first })
+                    }
                     Some(probe) if ranges || probe.size <= BLOCK => Ok(probe),
-                    Some(probe) => Self::first_byte(web, url).await.or(Ok(probe)),
+                    Some(probe) => {
+                        let Ok(first) = Self::first_byte(web, url).await else { return Ok(probe) };
+                        web.has_ranges.fetch_or(!first.whole, Ordering::Relaxed);
+                        Ok(first)
+                    }
                     None => Self::first_byte(web, url).await,
                 }
             }
@@ -59,7 +72,10 @@ impl FileProbe {
         let headers = response.headers();
         let size = match status {
             StatusCode::OK => length(headers),
-            _ => header(headers, &CONTENT_RANGE).and_then(content_range).map(|(_, total)| total),
+            _ => {
+                let sent = header(headers, &CONTENT_RANGE).and_then(content_range);
+                sent.and_then(|(_, total)| total).or((status == empty).then_some(0))
+            }
         };
         match size {
             Some(size) => {

@@ -59,14 +59,14 @@ async fn read_index(web: &WebOrigin, formats: &[IndexFormat]) -> Result<Vec<Inde
     for format in formats {
         let file = format.file().as_bytes();
         let name = web.file_name(file);
-        match web.send(&Request::new(Method::GET, web.url(file))).await {
-            Ok(answer) => {
-                let content =
-                    http_client::read(answer, INDEX_SIZE_LIMIT).await.map_err(|e| e.within(&name))?;
-                return format.read(&content).map_err(|e| e.within(&name));
-            }
+        let request = Request::new(Method::GET, web.url(file));
+        let content = http_client::retry_listing(|| async {
+            http_client::read(web.send(&request).await?, INDEX_SIZE_LIMIT).await
+        });
+        match content.await {
+            Ok(content) => return format.read(&content).map_err(|e| e.context(&name)),
             Err(error) if error.kind() == Kind::NotFound && formats.len() > 1 => {}
-            Err(error) => return Err(error.within(&name)),
+            Err(error) => return Err(error.context(&name)),
         }
     }
     let names = formats.iter().map(|format| format.file()).collect::<Vec<_>>().join(" nor ");
@@ -78,7 +78,8 @@ async fn read_index(web: &WebOrigin, formats: &[IndexFormat]) -> Result<Vec<Inde
 /// Asks the server for what the index leaves out.
 async fn complete_item(web: &WebOrigin, mut item: IndexItem) -> Result<IndexItem> {
     let name = web.file_name(&item.path);
-    let probe = FileProbe::of(web, web.url(&item.path)).await.map_err(|e| e.within(&name))?;
+    let probe = http_client::retry_listing(|| FileProbe::of(web, web.url(&item.path)));
+    let probe = probe.await.map_err(|e| e.context(&name))?;
     if let Some(size) = item.size.filter(|size| *size != probe.size) {
         let text = format!("{name}: the index says {size} bytes, the server {}", probe.size);
         return Err(Error::new(Kind::Invalid, text));
@@ -93,7 +94,7 @@ async fn complete_item(web: &WebOrigin, mut item: IndexItem) -> Result<IndexItem
     item.version = item.version.take().or(probe.validator).or_else(unpinned).or_else(hash);
     if item.version.is_none() {
         let text = format!(
-            "{name}: the server sends neither ETag nor Last-Modified, so a change would go unnoticed; list its SHA-256 in an \
+            "{name}: the server sends neither a strong ETag nor Last-Modified, so a change would go unnoticed; list its SHA-256 in an \
              index, or take the risk with --unpinned"
         );
         return Err(Error::new(Kind::Unsupported, text));

@@ -129,7 +129,7 @@ impl PeerClient for HttpPeerClient {
             let version = self.identity.as_ref().map_or(0, |identity| identity.version());
             let to = (peer.id.clone(), peer.address, version);
             let sent = self.send(&to, peer, request).await;
-            let (stream, status) = sent.map_err(|e| e.within(format!("the peer {}", peer.id)))?;
+            let (stream, status) = sent.map_err(|e| e.context(format!("the peer {}", peer.id)))?;
             let pool = status.kept.then(|| (self.pool.clone(), to));
             if status.body && status.code == StatusCode::OK {
                 return Ok(BlockResponse::Frames(

@@ -118,7 +118,7 @@ impl ResponseBody {
             None => Some(None),
         };
         match next {
-            Some(Some(frame)) => frame.map_err(|e| e.within(format!("the peer {}", self.peer.id))),
+            Some(Some(frame)) => frame.map_err(|e| e.context(format!("the peer {}", self.peer.id))),
             Some(None) => Err(self.error(Kind::Unavailable, "closed the connection early")),
             None => Err(self.error(Kind::Timeout, "stopped sending")),
         }

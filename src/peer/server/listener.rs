@@ -19,10 +19,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::{Caller, PeerServer};
+use super::PeerServer;
 use crate::error::{Error, Result};
 use crate::peer::client::http::{GOSSIP_FROM, GOSSIP_PATH};
-use crate::peer::identity::Identity;
+use crate::peer::identity::{Caller, Identity};
 use crate::peer::wire::{BlockRequest, BlockResponse, Frame, Frames};
 
 /// The most connections at once. More wait to be accepted.

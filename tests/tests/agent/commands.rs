@@ -102,7 +102,8 @@ fn mount_of_web_directory_with_index_equals_source() {
     let by_directory = machine.mount(web.url("models/x/"), "by-directory");
     let by_index = machine.mount(web.url("models/x/bdnfs.json"), "by-index");
     fs::remove_file(tree.join("bdnfs.json")).unwrap();
-    assert!(paths.iter().all(|path| web.requests.of(Method::GET, |p| p.ends_with(path)).bytes == 0));
+    // The first byte, which shows whether the server has ranges, of one of two mounts after the other.
+    assert!(paths.iter().all(|path| web.requests.of(Method::GET, |p| p.ends_with(path)).bytes <= 2));
     assert_same_tree(&tree, &by_directory);
     assert_same_tree(&tree, &by_index);
 }

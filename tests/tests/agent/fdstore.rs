@@ -5,6 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::Child;
 use std::time::Duration;
 
+use bdnfs_tests::freezer::FrozenProcess;
+use bdnfs_tests::mounts::drop_caches;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::assert_same;
@@ -28,7 +30,21 @@ fn receive_packet(link: &OwnedFd) -> String {
 }
 
 #[test]
-fn fdstore_with_stopped_agent_lets_the_next_take_over() {
+fn fdstore_with_stopped_agent_continues_it() {
+    let env = TestEnv::new();
+    let bytes = env.put("file", 3 << 20);
+    let agent = env.machine.agent("");
+    let point = env.machine.mount("s3://bucket", "mnt");
+    for _ in 0..3 {
+        drop_caches();
+        kill_process(agent.pid(), Signal::STOP).unwrap();
+        assert_same(&bytes, &fs::read(point.join("file")).unwrap(), "who read meanwhile");
+    }
+    agent.stop();
+}
+
+#[test]
+fn fdstore_with_hung_agent_lets_the_next_take_over() {
     let env = TestEnv::new();
     let bytes = env.put("file", 3 << 20);
     let agent = env.machine.agent("");
@@ -36,16 +52,16 @@ fn fdstore_with_stopped_agent_lets_the_next_take_over() {
     let device = rustix::fs::stat(&point).unwrap().st_dev;
     // Longer than between two heartbeats: an agent that sent only one is taken for an older version.
     std::thread::sleep(Duration::from_secs(5));
-    kill_process(agent.pid(), Signal::STOP).unwrap();
+    let frozen = FrozenProcess::new(agent.pid());
     let reader = std::thread::spawn({
         let file = point.join("file");
         move || fs::read(file)
     });
-    eventually("the stopped agent is gone", || {
+    eventually("the hung agent is gone", || {
         let stat = fs::read_to_string(format!("/proc/{}/stat", agent.pid().as_raw_nonzero()));
         stat.is_ok_and(|stat| stat.contains(") Z "))
     });
-    drop(agent);
+    drop((agent, frozen));
     let agent = env.machine.agent("");
     assert_same(&bytes, &reader.join().unwrap().unwrap(), "who read meanwhile");
     assert_eq!(rustix::fs::stat(&point).unwrap().st_dev, device);

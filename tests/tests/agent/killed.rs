@@ -1,14 +1,14 @@
-//! Killed processes: one that has files of a mount open can be killed while its agent is gone or stopped.
+//! Killed processes: one that has files of a mount open can be killed while its agent is gone or hangs.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Stdio};
 
 use bdnfs_tests::agent::AgentProcess;
+use bdnfs_tests::freezer::FrozenProcess;
 use bdnfs_tests::process::wait_for_exit;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tools::python;
-use rustix::process::{Signal, kill_process};
 
 /// What a process does with the file before it is killed. None of these closes a descriptor: the kernel sends FLUSH when a
 /// descriptor of a file without OPEN is closed, until the first FLUSH was answered, and a killed process waits for it.
@@ -34,7 +34,7 @@ fn spawn_user(path: &Path, code: &str) -> Child {
 }
 
 /// Kills all users of fresh mounts after `end` has ended the agent or stopped it.
-fn assert_killed_users_end(end: impl FnOnce(AgentProcess) -> Option<AgentProcess>) {
+fn assert_killed_users_end(end: impl FnOnce(AgentProcess) -> Option<(AgentProcess, FrozenProcess)>) {
     let env = TestEnv::new();
     env.put("small/file", 10_000);
     env.put("large/file", 17 << 20);
@@ -49,8 +49,8 @@ fn assert_killed_users_end(end: impl FnOnce(AgentProcess) -> Option<AgentProcess
         user.kill().unwrap();
         wait_for_exit(&mut user, code);
     }
-    if let Some(agent) = agent {
-        kill_process(agent.pid(), Signal::CONT).unwrap();
+    if let Some((agent, frozen)) = agent {
+        drop(frozen);
         agent.stop();
     }
 }
@@ -64,9 +64,9 @@ fn process_with_open_files_killed_while_agent_is_gone_ends() {
 }
 
 #[test]
-fn process_with_open_files_killed_while_agent_is_stopped_ends() {
+fn process_with_open_files_killed_while_agent_hangs_ends() {
     assert_killed_users_end(|agent| {
-        kill_process(agent.pid(), Signal::STOP).unwrap();
-        Some(agent)
+        let frozen = FrozenProcess::new(agent.pid());
+        Some((agent, frozen))
     });
 }

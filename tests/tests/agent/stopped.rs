@@ -6,6 +6,7 @@ use std::process::Stdio;
 use std::thread::sleep;
 use std::time::Duration;
 
+use bdnfs_tests::freezer::FrozenProcess;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::is_mounted;
 use bdnfs_tests::process::{eventually, wait_for_exit};
@@ -24,17 +25,17 @@ fn text(path: &Path) -> &str {
 }
 
 #[test]
-fn status_of_a_stopped_agent_names_it_and_fails() {
+fn status_of_a_hung_agent_names_it_and_fails() {
     let machine = Machine::new();
     let source = machine.directory("source");
     write_file(&source, "file", 5000);
     let point = machine.mount(&source, "mnt");
     let agent = machine.agent_pids()[0];
     let process = format!("(process {})", agent.as_raw_nonzero());
-    kill_process(agent, Signal::STOP).unwrap();
+    let frozen = FrozenProcess::new(agent);
     for (arguments, named) in [
         (&["status"][..], format!("{}: bdnfs {process} does not respond", text(&point))),
-        (&["status", "--cache-dir", text(machine.cache())], format!("{process} does not answer within 2 s")),
+        (&["status", "--cache-dir", text(machine.cache())], format!("{process} does not respond within 2 s")),
     ] {
         let ran = machine.run(arguments);
         assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
@@ -44,8 +45,24 @@ fn status_of_a_stopped_agent_names_it_and_fails() {
     let ran = machine.run(&["status", "--json", "--cache-dir", text(machine.cache())]);
     let report: Value = serde_json::from_str(&ran.out).unwrap();
     assert!(report["unresponsive"][0].as_str().unwrap().contains(&process), "{report}");
-    kill_process(agent, Signal::CONT).unwrap();
+    drop(frozen);
     machine.run(&["status", "--cache-dir", text(machine.cache())]).succeeds();
+}
+
+#[test]
+fn status_of_a_cache_whose_agent_was_killed_names_its_mounts_and_fails() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    write_file(&source, "file", 5000);
+    let agent = machine.agent("");
+    let point = machine.mount(&source, "mnt");
+    agent.crash();
+    let ran = machine.run(&["status", "--cache-dir", text(machine.cache())]);
+    assert!(ran.out.contains(text(&point)), "{}{}", ran.out, ran.err);
+    ran.fails(&[text(&point), "does not respond"]);
+    let other = machine.directory("other");
+    assert_eq!(machine.run(&["status", "--cache-dir", text(&other)]).succeeds(), "no mounts\n");
+    machine.agent("").stop();
 }
 
 #[test]

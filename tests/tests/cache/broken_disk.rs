@@ -86,7 +86,9 @@ fn cache_disk_frozen_unmounts_and_refuses_mounts() {
     let (lazy, umount) = (Path::new("--lazy"), Path::new("umount"));
     assert_eq!(run("lazy", &[umount, lazy, &busy]), (true, String::new()));
     assert_eq!(run("umount", &[umount, &idle]), (true, String::new()));
-    let listed = machine.run(&["status", "--json"]).succeeds();
+    // Of this cache: other tests stop theirs meanwhile.
+    let cache = machine.cache().to_str().unwrap();
+    let listed = machine.run(&["status", "--json", "--cache-dir", cache]).succeeds();
     assert!(
         listed.contains("/kept\"") && !listed.contains("/idle\"") && !listed.contains("/busy\""),
         "{listed}"

@@ -93,6 +93,19 @@ fn cache_summarize_with_and_without_agent_lists_sources() {
 }
 
 #[test]
+fn cache_command_on_missing_cache_fails_and_creates_none() {
+    let machine = Machine::new();
+    let (missing, empty) = (machine.cache().join("typo"), machine.directory("empty"));
+    for command in [&["summarize"][..], &["verify"], &["evict", "--all"], &["pin", "--all"]] {
+        for directory in [&missing, &empty] {
+            let ran = machine.run(&[&["cache"][..], command, &["--cache-dir", text(directory)]].concat());
+            ran.fails(&["no cache found at", text(directory)]);
+        }
+    }
+    assert!(!missing.exists() && fs::read_dir(&empty).unwrap().next().is_none());
+}
+
+#[test]
 fn cache_pin_under_eviction_keeps_the_snapshot() {
     let machine = Machine::new();
     let source = machine.directory("source");

@@ -105,7 +105,7 @@ fn moto_checks_keys_and_gives_roles() {
     for (name, code) in [("nobody", "AccessDenied"), ("wrong", "SignatureDoesNotMatch")] {
         let line = machine.run(&["ls", "s3://bucket/model", "--secret", name]).fails(&[]);
         let said = format!(
-            "bdnfs: s3://bucket/model: cannot list {}/bucket: the server answers 403 Forbidden, {code}; check the secret \"{name}\"",
+            "bdnfs: s3://bucket/model: cannot list {}/bucket: the server returned 403 Forbidden, {code}; check the secret \"{name}\"",
             moto.url.trim_end_matches('/')
         );
         assert_eq!(line, said);
@@ -130,7 +130,7 @@ fn moto_checks_keys_and_gives_roles() {
         .run(&["ls", "s3://bucket/model", "--auth", "AWS_ASSUME_ROLE", "--role", &moto.role])
         .fails(&[]);
     let said = format!(
-        "bdnfs: s3://bucket/model: cannot assume the role {} at {}: the server answers 403 Forbidden, AccessDenied",
+        "bdnfs: s3://bucket/model: cannot assume the role {} at {}: the server returned 403 Forbidden, AccessDenied",
         moto.role, moto.url
     );
     assert_eq!(line, said);

@@ -129,7 +129,7 @@ fn nginx_with_basic_auth_accepts_credentials() {
         let point = machine.mount_with(&url, name, &["--ca-file", &ca, "--secret", "web"]);
         assert_same(&bytes, &fs::read(point.join("w")).unwrap(), &url);
         let line = machine.run(&["ls", &url, "--ca-file", &ca, "--secret", "bad"]).fails(&[]);
-        let said = format!("bdnfs: {url}: the server answers 401 Unauthorized; check the secret \"bad\"");
+        let said = format!("bdnfs: {url}: the server returned 401 Unauthorized; check the secret \"bad\"");
         assert_eq!(line, said);
         machine.run(&["ls", &url, "--ca-file", &ca]).fails(&["401 Unauthorized; no credentials were sent"]);
     }
@@ -148,7 +148,7 @@ fn nginx_redirects_are_followed_up_to_the_limit() {
     for (url, said) in [
         (nginx.tls("loop/w"), "the server's redirect is not followed: there are more than 10 redirects"),
         (nginx.tls("down/w"), "the server's redirect is not followed: it leads to plain http"),
-        (nginx.tls("open/none"), "the server answers 404 Not Found; check the name"),
+        (nginx.tls("open/none"), "the server returned 404 Not Found; check the name"),
     ] {
         let line = machine.run(&["ls", &url, "--ca-file", &ca]).fails(&[]);
         assert_eq!(line, format!("bdnfs: {url}: {said}"));

@@ -11,7 +11,7 @@ use bdnfs_tests::process::eventually;
 use bdnfs_tests::readers::ReaderProcesses;
 use bdnfs_tests::tools::target;
 use bdnfs_tests::tree::{write_file, write_tree};
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::kit::{publish, unpublish};
@@ -90,7 +90,7 @@ enum Event {
     AgentKilled,
     /// As a service manager does for a new version.
     AgentReplaced,
-    /// Its fd store ends it.
+    /// Its fd store continues it.
     AgentStopped,
     FdStoreKilled,
 }
@@ -99,7 +99,14 @@ fn happen(event: Event, node: &mut ContainerNode) {
     let signal = match event {
         Event::AgentKilled => Signal::KILL,
         Event::AgentReplaced => Signal::TERM,
-        Event::AgentStopped => Signal::STOP,
+        Event::AgentStopped => {
+            let agent = node.agent.pid();
+            kill_process(agent, Signal::STOP).unwrap();
+            return eventually("its fd store continues the agent", || {
+                let stat = fs::read_to_string(format!("/proc/{}/stat", agent.as_raw_nonzero()));
+                !stat.unwrap().contains(") T ")
+            });
+        }
         Event::FdStoreKilled => {
             let replaced =
                 |node: &ContainerNode| node.agent.log().matches("another fd store has 1 of 1 mounts").count();

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::Child;
 
 use bdnfs_tests::command_output::CommandOutput;
+use bdnfs_tests::freezer::FrozenProcess;
 use bdnfs_tests::process::{eventually, kill_and_wait, processes_with_open};
-use rustix::process::{Signal, kill_process};
 
 use crate::oci::{ContainerNode, blocks};
 
@@ -151,9 +151,8 @@ fn slurm_job_whose_watcher_is_killed_fails_with_the_reason() {
     let (cluster, _) = cluster();
     let space = |of: &Path| fs::read_link(of).ok();
     let own = space(&cluster.node.namespace.handle());
-    // Staging does not end while the agent is stopped.
-    let agent = cluster.node.agent.pid();
-    kill_process(agent, Signal::STOP).unwrap();
+    // Staging does not end while the agent hangs.
+    let frozen = FrozenProcess::new(cluster.node.agent.pid());
     std::thread::scope(|scope| {
         let job = scope.spawn(|| cluster.user("srun --comment=bdnfs:m=hf://o/m echo started"));
         let mut watchers = Vec::new();
@@ -168,7 +167,7 @@ fn slurm_job_whose_watcher_is_killed_fails_with_the_reason() {
         assert!(output.code != Some(0) && !output.out.contains("started"), "{output:?}");
         assert!(output.out.contains("the process that stages the job's sources was killed"), "{output:?}");
     });
-    kill_process(agent, Signal::CONT).unwrap();
+    drop(frozen);
     cluster.assert_released();
 }
 
@@ -183,6 +182,11 @@ fn slurm_job_with_refused_source_fails_with_the_reason_and_drains_no_node() {
         let output = cluster.user(&format!("srun --comment={comment} echo started"));
         assert!(output.code != Some(0) && !output.out.contains("started"), "{comment}: {output:?}");
         assert!(output.out.contains("bdnfs: ") && output.out.contains(words), "{comment}: {output:?}");
+        eventually("Slurm shows the reason", || {
+            let jobs = cluster.node.shell("scontrol --oneliner show job").out;
+            let last = jobs.trim_end().lines().last().unwrap_or_default().to_owned();
+            last.split_once("AdminComment=bdnfs: ").is_some_and(|(_, reason)| reason.contains(words))
+        });
         cluster.assert_released();
     }
     // Without an agent, too.

@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
 use bdnfs_tests::agent::AgentProcess;
-use bdnfs_tests::disk::LoopDisk;
+use bdnfs_tests::filled_disk::FilledDisk;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
-use bdnfs_tests::tree::write_file;
 use serde_json::{Value, json};
 
 /// What Docker says that it takes, and podman does not.
@@ -177,27 +176,13 @@ fn written_volume_that_dockerd_forgot_is_ended_when_no_container_has_it() {
 
 #[test]
 fn container_writing_to_a_disk_that_the_cache_has_filled_has_data_evicted() {
-    // Some 110 MiB of it can be used.
-    let Some(disk) = LoopDisk::new(128 << 20) else { return };
-    let machine = Machine::new()
-        .with_cache(&disk.path().join("cache"))
-        .env("BDNFS_VOLUMES_DIR", disk.path().join("volumes"))
-        .env("BDNFS_CACHE_RESERVE", "40MiB");
-    let agent = machine.agent("");
-    let source = machine.directory("source");
-    for number in 0..5 {
-        write_file(&source, format!("weights{number}"), 10 << 20);
-    }
-    let point = machine.mount_with(format!("file://{}", source.display()), "mnt", &["--wait"]);
-    machine.run(&["umount", point.to_str().unwrap()]).succeeds();
-    let usage = |key: &str| agent.status()["daemon"]["usage"][key].as_u64().unwrap();
-    assert!(usage("used") >= 50 << 20 && usage("evicted") == 0);
+    let Some(filled) = FilledDisk::new() else { return };
     let request = json!({"kind": "projectCache", "project": "p", "trusted": true}).to_string();
-    let volume = agent.ask("PUT", "/v1/volumes/cache", &request).json();
+    let volume = filled.agent.ask("PUT", "/v1/volumes/cache", &request).json();
     let path = Path::new(volume["path"].as_str().unwrap());
     fs::write(path.join("first"), vec![1; 40_000_000]).unwrap();
-    eventually("what is not in use is evicted", || usage("evicted") > 0);
-    assert_eq!(agent.ask("DELETE", "/v1/volumes/cache", "").code, 200);
+    eventually("what is not in use is evicted", || filled.usage("evicted") > 0);
+    assert_eq!(filled.agent.ask("DELETE", "/v1/volumes/cache", "").code, 200);
 }
 
 /// A process with a directory bound in a mount namespace of its own.

@@ -48,6 +48,11 @@ impl WritingNode {
         self.0.agent.take().unwrap().crash();
     }
 
+    fn crash_agent_and_savers(&mut self) {
+        self.crash_agent();
+        kill_and_wait(&self.0.env.machine.savers());
+    }
+
     fn start_agent(&mut self) {
         let config = KubernetesNode::config(&self.0.env) + &Self::more(ALLOWED);
         self.0.agent = Some(self.0.env.machine.agent(&config));
@@ -92,6 +97,14 @@ fn checkpoints() -> PodVolume {
     PodVolume::inline(POD, &[("checkpoints", "llama")])
 }
 
+/// A node, the checkpoints of its pod, and where the pod has them.
+fn node_with_checkpoints() -> (WritingNode, PodVolume, PathBuf) {
+    let (node, volume) = (WritingNode::new(), checkpoints());
+    assert!(node.0.kubelet.mount(&volume).is_empty());
+    let target = node.0.kubelet.target(&volume);
+    (node, volume, target)
+}
+
 fn write(directory: &Path, path: &str, content: &str) {
     let path = directory.join(path);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -100,11 +113,9 @@ fn write(directory: &Path, path: &str, content: &str) {
 
 #[test]
 fn checkpoints_of_a_pod_are_saved_while_it_runs_and_after_it_has_ended() {
-    let node = WritingNode::new();
-    let (kubelet, volume) = (&node.0.kubelet, checkpoints());
-    assert!(kubelet.mount(&volume).is_empty());
+    let (node, volume, target) = node_with_checkpoints();
+    let kubelet = &node.0.kubelet;
     kubelet.publish(&volume).unwrap();
-    let target = kubelet.target(&volume);
     assert_eq!(crate::kit::mode(&target), 0o777, "whoever the pod's user is");
     assert_eq!(crate::kit::mode(&node.directory()), 0o700, "and nobody else");
     write(&target, "checkpoint-1/model", "one");
@@ -135,10 +146,7 @@ fn checkpoints_of_a_pod_are_saved_while_it_runs_and_after_it_has_ended() {
 
 #[test]
 fn checkpoints_of_a_pod_that_has_ended_are_saved_when_mirror_and_agent_are_back() {
-    let mut node = WritingNode::new();
-    let volume = checkpoints();
-    node.0.kubelet.mount(&volume);
-    let target = node.0.kubelet.target(&volume);
+    let (mut node, volume, target) = node_with_checkpoints();
     node.0.env.proxy.set(bdnfs_tests::proxy::NetworkFault { refuse: true, ..Default::default() });
     write(&target, "checkpoint-1/model", "one");
     let begin = Instant::now();
@@ -148,8 +156,7 @@ fn checkpoints_of_a_pod_that_has_ended_are_saved_when_mirror_and_agent_are_back(
     // The same pod, before that is saved.
     let error = node.0.kubelet.publish(&volume).unwrap_err();
     assert!(error.code() == Code::Aborted && error.message().contains("is being saved"), "{error:?}");
-    node.crash_agent();
-    kill_and_wait(&node.0.env.machine.savers());
+    node.crash_agent_and_savers();
     node.start_agent();
     assert_eq!(node.volumes().len(), 1);
     node.0.env.proxy.set(Default::default());
@@ -164,13 +171,9 @@ fn checkpoints_of_a_pod_that_has_ended_are_saved_when_mirror_and_agent_are_back(
 
 #[test]
 fn pod_goes_on_writing_checkpoints_while_agent_and_saver_are_killed() {
-    let mut node = WritingNode::new();
-    let volume = checkpoints();
-    node.0.kubelet.mount(&volume);
-    let target = node.0.kubelet.target(&volume);
+    let (mut node, volume, target) = node_with_checkpoints();
     write(&target, "checkpoint-1/model", "one");
-    node.crash_agent();
-    kill_and_wait(&node.0.env.machine.savers());
+    node.crash_agent_and_savers();
     write(&target, "checkpoint-2/model", "two");
     node.start_agent();
     // Nothing changes for a volume that is published, also where the rules have.
@@ -184,15 +187,11 @@ fn pod_goes_on_writing_checkpoints_while_agent_and_saver_are_killed() {
 
 #[test]
 fn checkpoints_that_a_reboot_ended_are_saved_as_sealed_and_no_pod_gets_the_rest() {
-    let mut node = WritingNode::new();
-    let volume = checkpoints();
-    node.0.kubelet.mount(&volume);
-    let target = node.0.kubelet.target(&volume);
+    let (mut node, volume, target) = node_with_checkpoints();
     write(&target, "checkpoint-1/model", "one");
     write(&target, "checkpoint-1/.metadata", "");
     eventually("it is saved", || node.is_saved("checkpoint-1"));
-    node.crash_agent();
-    kill_and_wait(&node.0.env.machine.savers());
+    node.crash_agent_and_savers();
     write(&target, "checkpoint-2/model", "torn");
     rustix::mount::unmount(&target, rustix::mount::UnmountFlags::DETACH).unwrap();
     let records = fs::read_dir(node.0.env.machine.cache().join("state/volumes")).unwrap();

@@ -12,7 +12,7 @@ use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::kit::{campaign_rounds, text};
-use super::saving::{SavingMachine, checkpoints, mirror, saved_files, start};
+use super::saving::{SavingMachine, checkpoints, mirror, saved_files, saved_names, start};
 
 /// How many things are killed in all runs of the suite, and how many at night.
 const ROUNDS: usize = 4;
@@ -25,7 +25,7 @@ const SAVE_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// A job that writes checkpoints in each way that libraries have, over and over, and logs the hash of every state that it closes
 /// before it writes it: rewritten in place, mapped, renamed when it is whole, and the oldest deleted.
-fn restless_writer(log: &Path, stop: &Path) -> String {
+pub fn restless_writer(log: &Path, stop: &Path) -> String {
     format!(
         "import hashlib, mmap, os, random, shutil, time
 os.chdir(os.environ['BT_CHECKPOINT_DIR'])
@@ -72,21 +72,19 @@ while not os.path.exists('{}'):
 }
 
 /// The checkpoints in the mirror of a job that logs what it writes.
-struct Witness {
-    log: PathBuf,
-    mirror: PathBuf,
-    id: &'static str,
-    seen: BTreeSet<String>,
+pub struct Witness {
+    pub log: PathBuf,
+    pub mirror: PathBuf,
+    pub id: String,
+    pub seen: BTreeSet<String>,
 }
 
 impl Witness {
     /// Makes sure that each file of all that is saved now is one that the job closed.
-    fn check_saved(&mut self) {
+    pub fn check_saved(&mut self) {
         let hashes = fs::read_to_string(&self.log).unwrap_or_default();
         let hashes: BTreeSet<_> = hashes.lines().collect();
-        let index = self.mirror.join("tenants/default/checkpoints/p").join(self.id);
-        for entry in fs::read_dir(index).into_iter().flatten().flatten() {
-            let name = entry.file_name().into_string().unwrap();
+        for name in saved_names(&self.mirror, &self.id) {
             let source = format!("bt://p@{}/{name}", self.id);
             for (path, hash) in saved_files(&self.mirror, &source).unwrap_or_default() {
                 assert!(hashes.contains(&*hash), "{name}/{path} is torn");
@@ -104,7 +102,8 @@ fn killed(rounds: usize) {
     fs::write(&path, restless_writer(&log, &stop)).unwrap();
     let mut rng = Rng(19);
     let number = saving.submit("restless", &format!("exec python3 {}", text(&path)));
-    let mut witness = Witness { log, mirror: mirror(&saving.machine), id: "restless", seen: BTreeSet::new() };
+    let mut witness =
+        Witness { log, mirror: mirror(&saving.machine), id: "restless".into(), seen: BTreeSet::new() };
     for round in 0..rounds {
         eventually("there is a saver", || !saving.machine.savers().is_empty());
         sleep(Duration::from_millis(rng.below(PAUSE_MILLISECONDS)));
@@ -163,7 +162,8 @@ fn job_killed_while_it_writes_saves_only_whole_files() {
         kill_and_wait(&saving.machine.supervisors());
         let status = saving.ended(&number);
         assert_eq!(status["state"], "TRAINING_JOB_FAILED", "{status}");
-        let mut witness = Witness { log, mirror: mirror(&saving.machine), id, seen: BTreeSet::new() };
+        let mut witness =
+            Witness { log, mirror: mirror(&saving.machine), id: id.into(), seen: BTreeSet::new() };
         witness.check_saved();
         assert!(!witness.seen.is_empty());
     }

@@ -92,7 +92,7 @@ fn training_cache_on_another_node_begins_as_the_last_job_left_it() {
     let look = "cd $BT_PROJECT_CACHE_DIR && [ $(bin/tool) = tool ] && [ $(readlink bin/env) = /usr/bin/env ] && [ -d lib/empty ] && \
                 [ $(stat -c %Y lib/7) = 60 ] && cat lib/7 $BT_TEAM_CACHE_DIR/file && cmp lib/large bin/large && echo new > lib/new";
     let status = nodes.run(&nodes.other, look);
-    assert!(has_event(&status, "brought the cache of the project p to the state that is saved"), "{status}");
+    assert!(has_event(&status, "updated the cache of the project p to the state that is saved"), "{status}");
     assert!(has_event(&status, "saved the cache of the project p: 203 files"), "{status}");
     assert!(!has_event(&status, "saved the cache of the team"), "nothing was changed: {status}");
     assert_eq!(
@@ -102,7 +102,7 @@ fn training_cache_on_another_node_begins_as_the_last_job_left_it() {
 
     let status = nodes.run(&nodes.one, "[ $(cat $BT_PROJECT_CACHE_DIR/lib/new) = new ]");
     assert!(
-        has_event(&status, "brought the cache of the project p to the state that is saved: 1 entry"),
+        has_event(&status, "updated the cache of the project p to the state that is saved: 1 entry"),
         "{status}"
     );
     assert!(!has_event(&status, "saved"), "nothing was changed: {status}");
@@ -139,7 +139,7 @@ fn training_cache_changed_on_two_nodes_is_merged_and_conflicts_are_reported() {
     assert_eq!((&saved["changed"], &saved["conflicts"]), (&json!(true), &json!(["both"])), "{saved}");
     // The cache of the team could not be saved either.
     let status = nodes.run_anyway(&nodes.one, "true");
-    assert!(has_event(&status, "brought the cache of the project p"), "{status}");
+    assert!(has_event(&status, "updated the cache of the project p"), "{status}");
     for node in [&nodes.one, &nodes.other] {
         let found = ["both", "theirs", "mine", "gone", "kept"].map(|path| read(node, path));
         let expected = [Some("other\n"), Some("other\n"), Some("one\n"), None, Some("first\n")];
@@ -249,7 +249,7 @@ fn job_with_cache_affinity_fails_where_the_newest_training_cache_cannot_be_fetch
     assert!(!found.is_empty());
     found.iter().for_each(|path| fs::remove_file(path).unwrap());
     let output = nodes.try_run(&nodes.other, &cached(&nodes.other, "true")).unwrap_err();
-    assert!(output.contains("cannot bring the newest state of the cache of the project p"), "{output}");
+    assert!(output.contains("cannot get the newest state of the cache of the project p"), "{output}");
     let states = [nodes.other.volumes().join("default/caches/project/p/tree/file")];
     assert!(states.iter().all(|path| !path.exists()));
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use bdnfs::cache::Limits;
-use bdnfs::checkpoint::CheckpointId;
+use bdnfs::checkpoint::{CheckpointId, encoded_name};
 use bdnfs::engine::{Config, Engine};
 use bdnfs::error::{Error, Kind};
 use bdnfs::manifest::Node;
@@ -108,6 +108,18 @@ impl SavingMachine {
 
 /// The files of the checkpoint `source` in the mirror `directory`, if it is saved; read as any job reads it.
 pub fn saved_files(directory: &Path, source: &str) -> Option<Files> {
+    Some(saved_checkpoint(directory, source)?.1)
+}
+
+/// The names of the checkpoints of the job `id` of the project `p` in the mirror `directory`.
+pub fn saved_names(directory: &Path, id: &str) -> Vec<String> {
+    let index = directory.join("tenants/default/checkpoints/p").join(id);
+    let names = fs::read_dir(index).into_iter().flatten().flatten();
+    names.map(|entry| encoded_name::decode(entry.file_name().to_str().unwrap()).unwrap()).collect()
+}
+
+/// The files of the checkpoint `source`, as [`saved_files`] has them, and whether the index says that this state is complete.
+pub fn saved_checkpoint(directory: &Path, source: &str) -> Option<(bool, Files)> {
     let home = TempDir::new().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -139,7 +151,8 @@ pub fn saved_files(directory: &Path, source: &str) -> Option<Files> {
             }
         }
         assert!(saved.generation > 0 && files.len() as u64 == manifest.files());
-        Some(files)
+        // The entry may be of an earlier generation.
+        Some((saved.complete && saved.manifest == found.manifest, files))
     })
 }
 

@@ -88,6 +88,24 @@ fn signals(machine: &Machine, kind: &str) {
 }
 
 #[test]
+fn job_stop_while_its_supervisor_is_stopped_stops_it() {
+    let machine = Machine::new();
+    let agent = machine.agent("");
+    let file = spec(&machine, "job.toml", &toml(&[], &["sleep 1000"]));
+    for options in [&["stop"][..], &["stop", "--now"]] {
+        let id = submitted(&machine, &[text(&file)]);
+        machine.run(&["wait", &id, "--timeout", "60s"]).succeeds();
+        let supervisors = machine.supervisors();
+        assert_eq!(supervisors.len(), 1);
+        kill_process(supervisors[0], Signal::STOP).unwrap();
+        let stopped = job(&machine, &[options, &[id.as_str()]].concat()).succeeds();
+        assert_eq!(stopped.trim(), format!("job {id}: TRAINING_JOB_STOPPED"));
+        eventually("its supervisor is gone", || machine.supervisors().is_empty());
+    }
+    agent.stop();
+}
+
+#[test]
 fn job_run_on_signal_stops_the_job() {
     let machine = Machine::new();
     signals(&machine, "alone");

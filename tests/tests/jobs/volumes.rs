@@ -3,10 +3,9 @@
 use std::fs;
 use std::path::PathBuf;
 
-use bdnfs_tests::disk::LoopDisk;
+use bdnfs_tests::filled_disk::FilledDisk;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
-use bdnfs_tests::tree::write_file;
 
 use super::kit::{events, job, spec, submitted, text, toml};
 use super::saving::{Files, SavingMachine, checkpoints, file, saved};
@@ -135,32 +134,19 @@ fn scratch_over_its_limit_fails_the_job() {
 
 #[test]
 fn job_writing_to_a_disk_that_the_cache_has_filled_has_data_evicted() {
-    // Some 110 MiB of it can be used.
-    let Some(disk) = LoopDisk::new(128 << 20) else { return };
-    let machine = Machine::new()
-        .with_cache(&disk.path().join("cache"))
-        .env("BDNFS_VOLUMES_DIR", disk.path().join("volumes"))
-        .env("BDNFS_CACHE_RESERVE", "40MiB");
-    let agent = machine.agent("");
-    let source = machine.directory("source");
-    for number in 0..5 {
-        write_file(&source, format!("weights{number}"), 10 << 20);
-    }
-    let point = machine.mount_with(format!("file://{}", text(&source)), "mnt", &["--wait"]);
-    machine.run(&["umount", text(&point)]).succeeds();
-    let usage = |key: &str| agent.status()["daemon"]["usage"][key].as_u64().unwrap();
-    assert!(usage("used") >= 50 << 20 && usage("evicted") == 0);
+    let Some(filled) = FilledDisk::new() else { return };
+    let machine = &filled.machine;
     let flag = machine.directory("flag");
     let command = format!(
         "cd $BT_SCRATCH_DIR && head -c 40000000 /dev/zero > first && while [ ! -e {}/go ]; do sleep 0.1; done; \
          head -c 50000000 /dev/zero > second",
         text(&flag)
     );
-    let number = submitted(&machine, &[text(&commands(&machine, "write.toml", &[&command]))]);
-    eventually("what is not in use is evicted", || usage("evicted") > 0);
-    assert!(usage("free") >= 40 << 20, "the reserve is free again: {}", usage("free"));
+    let number = submitted(machine, &[text(&commands(machine, "write.toml", &[&command]))]);
+    eventually("what is not in use is evicted", || filled.usage("evicted") > 0);
+    assert!(filled.usage("free") >= 40 << 20, "the reserve is free again: {}", filled.usage("free"));
     fs::write(flag.join("go"), "").unwrap();
-    job(&machine, &["wait", &number]).succeeds();
+    job(machine, &["wait", &number]).succeeds();
 }
 
 #[test]

@@ -333,6 +333,24 @@ fn mirror_of_another_version_or_kind_is_refused_by_every_command() {
 }
 
 #[test]
+fn mirror_command_on_missing_mirror_fails_and_creates_none() {
+    let machine = Machine::new();
+    let missing = machine.directory("home").join("typo");
+    for command in [
+        "mirror ls",
+        "mirror show file:///x",
+        "mirror verify",
+        "mirror gc",
+        "mirror rm file:///x",
+        "checkpoint ls",
+    ] {
+        let ran = run(&machine, &format!("{command} --mirror file://{}", missing.display()));
+        ran.fails(&["no mirror found at", missing.to_str().unwrap()]);
+    }
+    assert!(!missing.exists());
+}
+
+#[test]
 fn link_that_is_absolute_escaping_or_looping_is_shown_and_never_followed() {
     let machine = Machine::new();
     let (source, mirror) = (machine.directory("source"), machine.directory("mirror"));

@@ -26,8 +26,8 @@ fn listing_of_an_endpoint_without_buckets_names_its_url() {
         (200, "{\"ok\": true}", "is not a listing of "),
         (200, "", "is not a listing of "),
         (200, "<html><body>Welcome</body></html>", "is not a listing of "),
-        (403, "Forbidden", "the server answers 403 Forbidden; no credentials were sent"),
-        (405, "<html>no</html>", "the server answers 405 Method Not Allowed"),
+        (403, "Forbidden", "the server returned 403 Forbidden; no credentials were sent"),
+        (405, "<html>no</html>", "the server returned 405 Method Not Allowed"),
     ] {
         let server = server(status, body);
         for (source, path) in BUCKETS {
@@ -44,12 +44,12 @@ fn listing_of_an_endpoint_without_buckets_names_its_url() {
 fn hub_endpoint_that_is_no_hub_is_named_in_the_error() {
     let machine = Machine::new();
     for (status, body, words) in [
-        (405, "no", "the server answers 405 Method Not Allowed"),
+        (405, "no", "the server returned 405 Method Not Allowed"),
         (403, "no", "the Hub refuses access; the request had no token (HF_TOKEN)"),
         (
             404,
             "no",
-            "does not answer as a Hub does; check the name, and that it is a Hub (--endpoint, HF_ENDPOINT)",
+            "does not respond as a Hub does; check the name, and that it is a Hub (--endpoint, HF_ENDPOINT)",
         ),
         (200, "<html>hello</html>", "names no commit; check that it is a Hub (--endpoint, HF_ENDPOINT)"),
     ] {
@@ -81,7 +81,7 @@ fn mirror_endpoint_without_a_bucket_is_named_in_the_error() {
     let mirror = ["--mirror", "s3://m", "--mirror-endpoint", &url, "--mirror-anonymous"];
     let output = machine.run(&[&["mirror", "add", source.to_str().unwrap()], &mirror[..]].concat());
     output.fails(&[&format!(
-        "cannot read s3://m/format.json at {url}: the server answers 405 Method Not Allowed"
+        "cannot read s3://m/format.json at {url}: the server returned 405 Method Not Allowed"
     )]);
 }
 

@@ -112,26 +112,26 @@ fn table() -> Vec<FaultCase> {
         let fault = ServerFault::Status(StatusCode::from_u16(status).unwrap(), None);
         (fault, [(Kind::Refused, said), (Kind::Refused, said), REFUSED_ADDRESS])
     };
-    let gone = "is gone, though the snapshot has it (the server answers 404 Not Found; check the name); restore it, or take a new snapshot";
+    let gone = "is gone, though the snapshot has it (the server returned 404 Not Found; check the name); restore it, or take a new snapshot";
     let changed =
-        "changed since the snapshot was taken (the server answers 412 Precondition Failed); take a new one";
+        "changed since the snapshot was taken (the server returned 412 Precondition Failed); take a new one";
     let broke = "the connection to the server was lost: end of file before message length reached";
     let encoded = "the server sends it encoded, though asked not to";
-    let unfollowed = "the server answers 307 Temporary Redirect; the redirect is not followed";
+    let unfollowed = "the server returned 307 Temporary Redirect; the redirect is not followed";
     let plain = "the server's redirect is not followed: it leads to plain http";
     vec![
         same_for_all(
             ServerFault::Status(StatusCode::INTERNAL_SERVER_ERROR, None),
             Kind::Unavailable,
-            "the server answers 500 Internal Server Error",
+            "the server returned 500 Internal Server Error",
         ),
         same_for_all(
             ServerFault::Status(StatusCode::SERVICE_UNAVAILABLE, None),
             Kind::Unavailable,
-            "the server answers 503 Service Unavailable",
+            "the server returned 503 Service Unavailable",
         ),
-        refused(401, "the server answers 401 Unauthorized; no credentials were sent"),
-        refused(403, "the server answers 403 Forbidden; no credentials were sent"),
+        refused(401, "the server returned 401 Unauthorized; no credentials were sent"),
+        refused(403, "the server returned 403 Forbidden; no credentials were sent"),
         (
             ServerFault::Status(StatusCode::NOT_FOUND, None),
             [(Kind::Changed, gone), (Kind::Changed, gone), REFUSED_ADDRESS],
@@ -141,7 +141,7 @@ fn table() -> Vec<FaultCase> {
             [
                 (Kind::Changed, changed),
                 (Kind::Changed, changed),
-                (Kind::Changed, "the server answers 412 Precondition Failed"),
+                (Kind::Changed, "the server returned 412 Precondition Failed"),
             ],
         ),
         same_for_all(ServerFault::Truncate(100), Kind::Unavailable, broke),
@@ -200,7 +200,7 @@ async fn origin_with_each_fault_names_it() {
     for (opened, code) in all.iter().zip([", PreconditionFailed", ""]) {
         let error = opened.read().await.unwrap_err();
         let said = format!(
-            "{} changed since the snapshot was taken (the server answers 412 Precondition Failed{code}); take a new one",
+            "{} changed since the snapshot was taken (the server returned 412 Precondition Failed{code}); take a new one",
             opened.what
         );
         assert_eq!((error.kind(), error.to_string()), (Kind::Changed, said));
@@ -221,7 +221,7 @@ async fn hub_rate_limit_is_waited_for_or_named() {
             let text = error.to_string();
             let rest = text.strip_prefix(&format!("{}: ", opened.what)).expect("the file's name");
             assert!(
-                rest == "the server answers 429 Too Many Requests"
+                rest == "the server returned 429 Too Many Requests"
                     || rest.starts_with("the server asked not to be sent requests for another "),
                 "{text}"
             );

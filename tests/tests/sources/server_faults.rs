@@ -10,6 +10,7 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use bdnfs_tests::fault::{Faults, ServerFault};
 use bdnfs_tests::machine::Machine;
+use bdnfs_tests::mounts::is_local;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
@@ -74,6 +75,20 @@ fn s3_object_always_faulty_is_an_error() {
         let point = env.machine.mount("s3://bucket", "mnt");
         assert_no_wrong_bytes(&env.s3.faults, fault, &bytes, &point.join("file"));
     });
+}
+
+#[test]
+fn stage_that_failed_is_tried_again() {
+    let env = TestEnv::new();
+    let bytes = env.put("file", 3 * MIB + 9);
+    let point = env.machine.mount("s3://bucket", "mnt");
+    let wait = || env.machine.run(&["wait", point.to_str().unwrap(), "--timeout", "100s"]);
+    env.s3.faults.set(ServerFault::Status(StatusCode::FORBIDDEN, None));
+    wait().fails(&["file"]);
+    env.s3.faults.clear();
+    wait().succeeds();
+    assert!(is_local(&point.join("file")));
+    assert_same(&bytes, &fs::read(point.join("file")).unwrap(), "what was staged");
 }
 
 #[test]

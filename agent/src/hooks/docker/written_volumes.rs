@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bdnfs::error::Kind;
-use rustix::rand::GetRandomFlags;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -150,9 +149,5 @@ fn new_job(id: &str, by: VolumeRuntime) -> ApiResult<String> {
     if let Some(own) = own {
         return Ok(own);
     }
-    let (mut random, mut training) = ([0; 8], TrainingIdentity::default());
-    rustix::rand::getrandom(&mut random, GetRandomFlags::empty())
-        .map_err(|e| Failure::new(Kind::Disk, format!("cannot choose an id: {e}")))?;
-    training.choose_id(random);
-    Ok(training.id().to_owned())
+    Ok(TrainingIdentity::random_id()?)
 }

@@ -86,9 +86,9 @@ pub fn enter(
     hide(&volume.root).with_context(|| format!("cannot cover the volumes in {}", volume.root.display()))?;
     let mut places = Places { scratch, covered: Vec::new(), devices: BTreeSet::new() };
     for (tree, (_, place)) in trees.iter().zip(all) {
-        let within = |e: Error| e.within(format!("cannot mount at {}", place.display()));
+        let with_context = |e: Error| e.context(format!("cannot mount at {}", place.display()));
         // Links followed, which the kernel does not do here.
-        let directory = places.make(place).map_err(within)?;
+        let directory = places.make(place).map_err(with_context)?;
         move_mount(tree, "", CWD, &directory, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
             .with_context(|| format!("cannot mount at {}", place.display()))?;
     }
@@ -135,7 +135,8 @@ pub fn check_places(paths: &[&Path]) -> Result<()> {
         if paths.iter().any(|other| other != path && path.starts_with(other)) {
             continue;
         }
-        let place = Place::find(path).map_err(|e| e.within(format!("cannot mount at {}", path.display())))?;
+        let place =
+            Place::find(path).map_err(|e| e.context(format!("cannot mount at {}", path.display())))?;
         if let Some(other) = found.insert(place.path(), path) {
             let what = if path == other {
                 format!("two things are to be at {}", path.display())
@@ -209,7 +210,7 @@ impl Places<'_> {
         if !self.devices.contains(&found.dev()) {
             self.cover(above).map_err(|error| {
                 let path = path.display();
-                error.within(format!(
+                error.context(format!(
                     "{path} does not exist and could not be made for the job alone; make it with `mkdir -p {path}`"
                 ))
             })?;

@@ -10,12 +10,12 @@ use bdnfs::mirror::Mirror;
 use bdnfs::mirror::homes::HomeReport;
 use bdnfs::task::blocking;
 use chrono::{DateTime, TimeDelta, Utc};
-use rustix::rand::GetRandomFlags;
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
 use super::CacheSync;
 use crate::context::Context;
+use crate::random;
 use crate::text;
 use crate::volumes::cache_home::CacheHome;
 
@@ -52,9 +52,7 @@ impl NodeIdentity {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(Error::disk(format!("cannot read {}", path.display()), error)),
         }
-        let mut random = [0; 16];
-        rustix::rand::getrandom(&mut random, GetRandomFlags::empty()).context("cannot choose an id")?;
-        let chosen = Self { id: format!("{:032x}", u128::from_be_bytes(random)) };
+        let chosen = Self { id: format!("{:032x}", u128::from_be_bytes(random::bytes()?)) };
         let draft = NamedTempFile::new_in(volumes).with_context(failed)?;
         serde_json::to_writer(&draft, &chosen).map_err(std::io::Error::from).with_context(failed)?;
         draft.as_file().sync_all().with_context(failed)?;
@@ -87,13 +85,13 @@ impl UnsavedElsewhere {
 }
 
 impl CacheHome {
-    /// Tells other nodes, in `mirror`, about the home, which jobs or containers use.
+    /// Tells other nodes, in `mirror`, about the home as it is now, and whether jobs or containers use it.
     ///
     /// # Errors
     /// Those of the mirror; [`Kind::Disk`].
-    pub async fn report_use(&self, mirror: &Mirror) -> Result<()> {
+    pub async fn report_use(&self, mirror: &Mirror, in_use: bool) -> Result<()> {
         let home = self.clone();
-        let report = blocking(move || home.report(true)).await?;
+        let report = blocking(move || home.report(in_use)).await?;
         mirror.put_home_report(&self.key(), &report).await
     }
 
@@ -117,15 +115,6 @@ impl CacheHome {
 }
 
 impl CacheSync {
-    /// Tells other nodes about the home as it is now.
-    ///
-    /// # Errors
-    /// Those of the mirror; [`Kind::Disk`].
-    pub async fn report(&self, in_use: bool) -> Result<()> {
-        let report = self.with_home(move |home| home.report(in_use)).await?;
-        self.mirror.put_home_report(&self.home.key(), &report).await
-    }
-
     /// What other nodes have of the cache that may not be saved; `None` where there is nothing.
     ///
     /// # Errors

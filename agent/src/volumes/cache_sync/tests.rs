@@ -46,8 +46,8 @@ impl HomeNode {
         }
     }
 
-    async fn bring(&self) -> BroughtCache {
-        self.sync().await.bring(&DownloadProgress::default()).await.unwrap()
+    async fn pull(&self) -> PulledCache {
+        self.sync().await.pull(&DownloadProgress::default()).await.unwrap()
     }
 
     async fn save(&self) -> SavedCache {
@@ -104,7 +104,7 @@ fn nodes() -> (TempDir, HomeNode, HomeNode) {
 #[tokio::test(flavor = "multi_thread")]
 async fn cache_home_on_another_node_starts_as_saved_and_unchanged_files_are_not_read() {
     let (_mirror, one, other) = nodes();
-    assert!(one.bring().await.latest.is_none());
+    assert!(one.pull().await.latest.is_none());
     for number in 0..300 {
         one.write(&format!("packages/{}/{number}", number % 7), &"x".repeat(number));
     }
@@ -119,8 +119,8 @@ async fn cache_home_on_another_node_starts_as_saved_and_unchanged_files_are_not_
     assert_eq!((saved.latest_ref.files, saved.latest_ref.source.as_str()), (303, "cache://project/p"));
     assert!(one.save().await.published.is_none(), "nothing was changed");
 
-    let brought = other.bring().await;
-    assert_eq!((brought.removed, brought.conflicts.len()), (0, 0));
+    let pulled = other.pull().await;
+    assert_eq!((pulled.removed, pulled.conflicts.len()), (0, 0));
     assert_eq!(other.found(), one.found());
     assert!(other.save().await.published.is_none(), "nothing was changed");
     other.write("new", "new");
@@ -131,8 +131,8 @@ async fn cache_home_on_another_node_starts_as_saved_and_unchanged_files_are_not_
     fs::remove_file(other.tree().join("large")).unwrap();
     fs::remove_dir_all(other.tree().join("packages/3")).unwrap();
     other.save().await;
-    let brought = one.bring().await;
-    assert_eq!((brought.taken, brought.removed), (1, 1 + 1 + 43), "{brought:?}");
+    let pulled = one.pull().await;
+    assert_eq!((pulled.taken, pulled.removed), (1, 1 + 1 + 43), "{pulled:?}");
     assert_eq!(other.found(), one.found());
     assert!(one.save().await.published.is_none());
 }
@@ -144,7 +144,7 @@ async fn cache_homes_changed_on_both_nodes_are_merged_and_conflicts_reported() {
         one.write(path, "first");
     }
     one.save().await;
-    other.bring().await;
+    other.pull().await;
     one.write("mine", "one");
     one.write("both", "one");
     one.write("d/one", "one");
@@ -154,8 +154,8 @@ async fn cache_homes_changed_on_both_nodes_are_merged_and_conflicts_reported() {
     other.write("both", "other, later");
     other.write("d/other", "other");
     let saved = other.save().await;
-    assert_eq!(saved.brought.conflicts, [b"both"]);
-    one.bring().await;
+    assert_eq!(saved.pulled.conflicts, [b"both"]);
+    one.pull().await;
     assert_eq!(one.found(), other.found());
     let expected = [
         ("same", Some("first")),
@@ -183,7 +183,7 @@ async fn cache_home_with_files_being_written_is_saved_without_them() {
     one.write("other", "second");
     let saved = one.save().await;
     assert_eq!(saved.busy, [&b"log"[..], b"new"]);
-    other.bring().await;
+    other.pull().await;
     let read = |path| other.read(path);
     assert_eq!(
         (read("log").as_deref(), read("other").as_deref(), read("new")),
@@ -191,7 +191,7 @@ async fn cache_home_with_files_being_written_is_saved_without_them() {
     );
     drop(log);
     one.save().await;
-    other.bring().await;
+    other.pull().await;
     assert_eq!(other.read("log").as_deref(), Some("first and half"));
 }
 
@@ -210,18 +210,18 @@ async fn cache_home_in_use_is_saved_with_what_nobody_writes_unless_another_node_
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     };
     assert_eq!((saved.published.unwrap().latest_ref.files, saved.busy), (1, vec![b"log".to_vec()]));
-    other.bring().await;
+    other.pull().await;
     assert_eq!((other.read("closed").as_deref(), other.read("log")), (Some("first"), None));
 
     other.write("theirs", "other");
     other.save().await;
     std::io::Write::write_all(&mut log, b", second").unwrap();
     drop(log);
-    assert!(one.save_in_use().await.is_none(), "what the other node saved can't be brought under a job");
+    assert!(one.save_in_use().await.is_none(), "what the other node saved can't be pulled under a job");
     assert_eq!(one.read("theirs"), None);
     let saved = one.save().await;
-    assert_eq!((saved.brought.taken, saved.brought.conflicts.len(), saved.busy.len()), (1, 0, 0));
-    other.bring().await;
+    assert_eq!((saved.pulled.taken, saved.pulled.conflicts.len(), saved.busy.len()), (1, 0, 0));
+    other.pull().await;
     assert_eq!(other.read("log").as_deref(), Some("first, second"));
     assert_eq!(one.found(), other.found());
 }
@@ -232,14 +232,14 @@ async fn cache_home_that_was_emptied_is_saved_once_it_has_a_file() {
     assert!(one.save().await.published.is_none());
     one.write("file", "first");
     one.save().await;
-    other.bring().await;
+    other.pull().await;
     fs::remove_file(one.tree().join("file")).unwrap();
     assert!(one.save().await.published.is_none());
-    one.bring().await;
+    one.pull().await;
     assert_eq!(one.read("file"), None, "it does not come back");
     one.write("new", "second");
     assert!(one.save().await.published.is_some());
-    other.bring().await;
+    other.pull().await;
     assert_eq!(other.found(), one.found());
 }
 
@@ -248,14 +248,14 @@ async fn cache_home_removed_on_another_node_is_emptied() {
     let (_mirror, one, other) = nodes();
     one.write("file", "first");
     one.save().await;
-    other.bring().await;
+    other.pull().await;
     one.mirror.remove(&one.home.key()).await.unwrap();
-    assert!(other.bring().await.is_emptied);
+    assert!(other.pull().await.is_emptied);
     assert_eq!(other.found(), HomeContent::new());
     // It begins anew.
     other.write("file", "second");
     assert!(other.save().await.published.is_some());
-    assert!(one.bring().await.conflicts.is_empty());
+    assert!(one.pull().await.conflicts.is_empty());
     assert_eq!(one.read("file").as_deref(), Some("second"));
 }
 
@@ -269,9 +269,9 @@ async fn cache_home_update_after_any_interruption_is_whole() {
     let mut micros = 100;
     loop {
         let (sync, progress) = (other.sync().await, DownloadProgress::default());
-        let bringing = tokio::time::timeout(std::time::Duration::from_micros(micros), sync.bring(&progress));
-        match bringing.await {
-            Ok(brought) => break drop(brought.unwrap()),
+        let pulling = tokio::time::timeout(std::time::Duration::from_micros(micros), sync.pull(&progress));
+        match pulling.await {
+            Ok(pulled) => break drop(pulled.unwrap()),
             Err(_) => micros = micros * 3 / 2,
         }
     }
@@ -323,8 +323,8 @@ async fn random_turns(rounds: u64) {
     one.save().await;
     for round in 0..rounds {
         let (first, second) = if next(&mut seed).is_multiple_of(2) { (&one, &other) } else { (&other, &one) };
-        first.bring().await;
-        second.bring().await;
+        first.pull().await;
+        second.pull().await;
         assert_eq!(first.found(), second.found(), "round {round}");
         change(first, &mut seed);
         let changed = first.found();
@@ -338,7 +338,7 @@ async fn random_turns(rounds: u64) {
         if !is_both {
             assert_eq!(second.found(), changed, "round {round}");
         }
-        first.bring().await;
+        first.pull().await;
         assert_eq!(first.found(), second.found(), "round {round}, both: {is_both}");
     }
 }

@@ -48,9 +48,11 @@ pub struct ConfigFile {
     /// The backend of staged mounts whose requests name none.
     via: Option<MountBackend>,
     /// How long mounts wait for the next agent (`hold`).
-    hold: Option<String>,
+    #[serde(deserialize_with = "text::deserialize_duration")]
+    hold: Option<Duration>,
     /// How often all cached data is verified (`scrub_interval`).
-    scrub_interval: Option<String>,
+    #[serde(deserialize_with = "text::deserialize_duration")]
+    scrub_interval: Option<Duration>,
     /// Socket of an fd store that runs as a service.
     fdstore: Option<PathBuf>,
     /// The default mirror of mounts.
@@ -167,9 +169,7 @@ impl ConfigFile {
         let cluster =
             self.cluster.map(|cluster| cluster.setup(mirror.as_ref(), tenants.into_iter().collect()));
         let cluster = cluster.transpose().context("cluster")?;
-        let hold = duration("hold", self.hold)?.unwrap_or(DEFAULT_HOLD);
-        cache.scrub_interval =
-            duration("scrub_interval", self.scrub_interval)?.unwrap_or(cache.scrub_interval);
+        cache.scrub_interval = self.scrub_interval.unwrap_or(cache.scrub_interval);
         let publications = self.publications.setup(self.sources, &secrets)?;
         let volumes = self.volumes.setup()?;
         Ok(AgentConfig {
@@ -177,7 +177,7 @@ impl ConfigFile {
             volumes,
             docker: self.docker.map(DockerSection::setup).transpose().context("docker")?,
             fdstore: self.fdstore,
-            hold,
+            hold: self.hold.unwrap_or(DEFAULT_HOLD),
             cache,
             cluster,
             persistent: true,
@@ -189,10 +189,6 @@ impl ConfigFile {
             metrics_listen: self.telemetry.listen,
         })
     }
-}
-
-pub(super) fn duration(key: &str, text: Option<String>) -> Result<Option<Duration>> {
-    text.map(|text| text::parse_duration(&text).map_err(|e| anyhow::anyhow!("{key}: {e}"))).transpose()
 }
 
 impl MirrorSection {
@@ -248,10 +244,10 @@ mod tests {
             ("[mirror]\nurl = \"ftp://x\"", "mirror.url"),
             ("tenant = \"a/b\"", "a/b"),
             ("[cluster]\ninsecure = true", "cluster: a cluster needs a mirror"),
-            ("hold = \"soon\"", "hold: "),
+            ("\nhold = \"-5s\"", "line 2: hold: "),
             ("fdstore = \"fdstore.sock\"", "fdstore"),
             ("[volumes]\ndir = \"volumes\"", "volumes.dir"),
-            ("scrub_interval = \"often\"", "scrub_interval: "),
+            ("scrub_interval = \"often\"", "line 1: scrub_interval: "),
             ("[publications]\ntargets = [\"pods\"]", "targets"),
             ("[publications]\ninline_sources = [\"ftp\"]", "ftp"),
             ("[sources.llama]\nsource = \"ftp://x\"", "sources.llama"),
@@ -260,6 +256,8 @@ mod tests {
             ("[sources.llama]\nsource = \"hf://o/m\"\nsauce = 1", "sources.llama.sauce: is not a known key"),
             ("[docker]\nsocket = \"bdnfs.sock\"", "docker: socket bdnfs.sock: must be an absolute path"),
             ("[docker]\npodman_timeout = \"1s\"", "docker: podman_timeout: "),
+            ("[docker]\npodman_timeout = \"soon\"", "line 2: docker.podman_timeout: "),
+            ("[volumes]\ngive_up = \"never\"", "line 2: volumes.give_up: "),
         ] {
             let error = crate::text::line(&setup(text).expect_err(text));
             assert!(error.contains(message), "{error}");

@@ -50,7 +50,8 @@ pub struct DockerSection {
     /// The socket of the plugin.
     socket: Option<PathBuf>,
     /// podman's `volume_plugin_timeout`.
-    podman_timeout: Option<String>,
+    #[serde(deserialize_with = "text::deserialize_duration")]
+    podman_timeout: Option<Duration>,
 }
 
 /// A source that has a name.
@@ -123,9 +124,7 @@ impl DockerSection {
         if !socket.is_absolute() {
             bail!("socket {}: must be an absolute path", socket.display());
         }
-        let timeout = self.podman_timeout.map(|text| text::parse_duration(&text)).transpose();
-        let timeout = timeout.map_err(|e| anyhow::anyhow!("podman_timeout: {e}"))?;
-        let podman_timeout = timeout.unwrap_or(DEFAULT_PODMAN_TIMEOUT);
+        let podman_timeout = self.podman_timeout.unwrap_or(DEFAULT_PODMAN_TIMEOUT);
         if podman_timeout < PODMAN_TIMEOUT_MIN {
             bail!("podman_timeout: must be at least {PODMAN_TIMEOUT_MIN:?}");
         }

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use bdnfs_agent::VolumeConfig;
 use bytesize::ByteSize;
 use serde::Deserialize;
 
-use super::config::duration;
+use crate::text;
 
 /// The `[volumes]` section: the places and the limits of jobs' volumes.
 #[derive(Debug, Default, Deserialize)]
@@ -25,11 +26,13 @@ pub struct VolumeSection {
     /// The most that the caches of single teams may occupy, by their names.
     team_limits: BTreeMap<String, ByteSize>,
     /// How often the caches of jobs are saved while these run.
-    save_interval: Option<String>,
+    #[serde(deserialize_with = "text::deserialize_duration")]
+    save_interval: Option<Duration>,
     /// The most bytes a second that are read to save what a job writes while it runs.
     upload_rate: Option<ByteSize>,
     /// How long what can't be saved is tried again when its job has ended.
-    give_up: Option<String>,
+    #[serde(deserialize_with = "text::deserialize_duration")]
+    give_up: Option<Duration>,
 }
 
 impl VolumeSection {
@@ -39,8 +42,7 @@ impl VolumeSection {
             bail!("volumes.dir {}: must be an absolute path", path.display());
         }
         let defaults = VolumeConfig::default();
-        let save_interval = duration("volumes.save_interval", self.save_interval)?;
-        if save_interval.is_some_and(|interval| interval.is_zero()) {
+        if self.save_interval.is_some_and(|interval| interval.is_zero()) {
             bail!("volumes.save_interval: must be longer than 0s");
         }
         let bytes = |limits: BTreeMap<String, ByteSize>| {
@@ -52,9 +54,9 @@ impl VolumeSection {
             cache_limit: self.cache_limit.map_or(defaults.cache_limit, |size| size.as_u64()),
             project_limits: bytes(self.project_limits),
             team_limits: bytes(self.team_limits),
-            save_interval: save_interval.unwrap_or(defaults.save_interval),
+            save_interval: self.save_interval.unwrap_or(defaults.save_interval),
             upload_rate: self.upload_rate.map(|size| size.as_u64()),
-            give_up: duration("volumes.give_up", self.give_up)?.unwrap_or(defaults.give_up),
+            give_up: self.give_up.unwrap_or(defaults.give_up),
         })
     }
 }

@@ -15,7 +15,6 @@ use bdnfs_agent::api::job::TrainingIdentity;
 use bdnfs_agent::signals;
 use bytesize::ByteSize;
 use chrono::{DateTime, Utc};
-use rustix::rand::GetRandomFlags;
 
 use super::CheckpointMirrorArgs;
 use crate::output::print_value;
@@ -55,7 +54,7 @@ pub async fn run(args: CheckpointPushArgs) -> Result<()> {
     }
     let own = || directory.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = args.name.clone().or_else(own).context("name the checkpoint with --name")?;
-    let job = args.target.job.clone().map_or_else(new_job_id, Ok)?;
+    let job = args.target.job.clone().map_or_else(TrainingIdentity::random_id, Ok)?;
     let id = CheckpointId::new(args.target.project(), &job, &name, args.rank)?;
     let mirror = args.target.open_or_create()?;
     let saved = tokio::select! {
@@ -117,12 +116,4 @@ fn newest(manifest: &Manifest) -> bdnfs::error::Result<DateTime<Utc>> {
         }
     }
     Ok(newest)
-}
-
-/// A random ID of a job.
-fn new_job_id() -> Result<String> {
-    let (mut random, mut identity) = ([0; 8], TrainingIdentity::default());
-    rustix::rand::getrandom(&mut random, GetRandomFlags::empty()).context("cannot choose an id")?;
-    identity.choose_id(random);
-    identity.id.context("no id was chosen")
 }

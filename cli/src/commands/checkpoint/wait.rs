@@ -105,7 +105,7 @@ async fn wait_for(
                 }
                 // It may be the one that is waited for, or a rank of that.
                 if let Some((_, error)) = damaged.into_iter().find(|(id, _)| selector.selects_id(id)) {
-                    return Err(error.within(format!("cannot tell whether {selector} is saved")).into());
+                    return Err(error.context(format!("cannot tell whether {selector} is saved")).into());
                 }
                 group.map_or_else(|| format!("{selector}: nothing is saved yet"), format_state)
             }

@@ -27,7 +27,7 @@ pub struct ClusterListArgs {
 /// Prints the members, as the agent sees them.
 pub fn run(args: &ClusterListArgs) -> Result<()> {
     let socket = match &args.cache_dir {
-        Some(_) => Some(socket::of_cache(&CacheArgs::directory(args.cache_dir.clone()).open()?.dir)),
+        Some(_) => Some(socket::of_cache(&CacheArgs::directory(args.cache_dir.clone()).open_existing()?.dir)),
         None => socket::well_known(),
     };
     let client = Client::new(

@@ -31,7 +31,7 @@ pub struct MirrorAddArgs {
     #[arg(conflicts_with_all = ["sources", "allow", "ignore", "secret", "credentials", "auth"])]
     config: Option<PathBuf>,
     /// Ignore unknown keys of the configuration with a warning, instead of rejecting it
-    #[arg(long, requires = "config")]
+    #[arg(long, requires = "config", conflicts_with = "sources")]
     lenient: bool,
     #[command(flatten)]
     options: SourceOptions,

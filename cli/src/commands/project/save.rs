@@ -30,7 +30,7 @@ pub struct ProjectSaveArgs {
 const EXAMPLES: &str = "Examples:
   bdnfs project save llama --mirror s3://mirror
   bdnfs project save --team research --mirror s3://mirror
-What other nodes saved is brought into the cache first. The same command resumes an interrupted run.";
+What other nodes saved is pulled into the cache first. The same command resumes an interrupted run.";
 
 /// The result of saving.
 #[derive(Debug, Serialize)]
@@ -39,8 +39,9 @@ struct SaveResult {
     scope: &'static str,
     /// Whether anything was new.
     changed: bool,
-    /// Entries that were brought from what other nodes saved, and that were removed for it.
-    brought: usize,
+    /// Entries that were pulled from what other nodes saved, and that were removed for it.
+    #[serde(rename = "brought")]
+    pulled: usize,
     removed: usize,
     /// Paths that were changed here and elsewhere: the later change was kept.
     conflicts: Vec<String>,
@@ -64,8 +65,8 @@ pub async fn run(args: ProjectSaveArgs) -> Result<()> {
     let Some(mirror) = args.target.open(&home)? else {
         bail!("name the mirror that {home} is saved in with --mirror");
     };
-    let busy = || anyhow!("{home} is being saved, or brought here for a job; try again later");
-    let _turn = home.try_turn()?.ok_or_else(busy)?;
+    let busy = || anyhow!("{home} is being saved, or updated for a job; try again later");
+    let _use_lock = home.try_use_lock()?.ok_or_else(busy)?;
     if home.is_in_use() {
         bail!("{home} is in use by a job on this node, and is saved when that ends");
     }
@@ -92,15 +93,15 @@ async fn save(sync: &CacheSync, memory: ByteSize) -> bdnfs::error::Result<SavedC
 
 fn result(home: &CacheHome, saved: &SavedCache) -> SaveResult {
     let published = saved.published.as_ref();
-    let found = published.map(|published| &published.latest_ref).or(saved.brought.latest.as_ref());
+    let found = published.map(|published| &published.latest_ref).or(saved.pulled.latest.as_ref());
     let names = |paths: &[Vec<u8>]| paths.iter().map(|path| text::json_name(path)).collect();
     SaveResult {
         name: home.name().to_owned(),
         scope: home.scope().word(),
         changed: published.is_some(),
-        brought: saved.brought.taken,
-        removed: saved.brought.removed,
-        conflicts: names(&saved.brought.conflicts),
+        pulled: saved.pulled.taken,
+        removed: saved.pulled.removed,
+        conflicts: names(&saved.pulled.conflicts),
         busy: names(&saved.busy),
         skipped: saved.skipped,
         files: found.map_or(0, |found| found.files),
@@ -119,9 +120,9 @@ fn summary(home: &CacheHome, result: &SaveResult) -> String {
         }
         false => format!("{home} is saved as it is: {files}, {bytes}"),
     };
-    if result.brought + result.removed > 0 {
-        let (brought, removed) = (text::count(result.brought as u64, "entry"), result.removed);
-        lines += &format!("\nfrom other nodes: {brought} new or changed, {removed} removed");
+    if result.pulled + result.removed > 0 {
+        let (pulled, removed) = (text::count(result.pulled as u64, "entry"), result.removed);
+        lines += &format!("\nfrom other nodes: {pulled} new or changed, {removed} removed");
     }
     for (names, what) in [
         (&result.conflicts, "changed here and on another node, the later change is kept"),

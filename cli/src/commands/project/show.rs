@@ -41,7 +41,7 @@ struct CachingNode {
     report: HomeReport,
     /// Whether it is this node.
     this: bool,
-    /// Whether what it last saved or brought is the newest state that is saved.
+    /// Whether what it last saved or pulled is the newest state that is saved.
     newest: bool,
 }
 

@@ -42,6 +42,11 @@ impl SlurmJobDirectory {
         Self { path: directory.join(id.to_string()), id }
     }
 
+    /// The job's number.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
     /// The prefix of the keys of the job's publications.
     pub fn key_prefix(&self) -> String {
         format!("{}-", publication_key("slurm", &self.id.to_string(), Some(&self.path)))

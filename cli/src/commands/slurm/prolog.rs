@@ -36,7 +36,8 @@ pub fn run(args: &ProvisionArgs) -> Result<()> {
     let sources = names.into_iter().map(|name| (name.clone(), job.target(name))).collect();
     let message = "staging begins".to_owned();
     job.create(uid, &JobSources { state: PublicationState::Staging, message, sources })?;
-    if let Err(error) = begun.and_then(|_| start_watcher(job.watcher_lock()?)) {
+    // It finds what is wrong with the comment, too, and tells Slurm.
+    if let Err(error) = job.watcher_lock().and_then(start_watcher) {
         job.update(&failed(&error))?;
         report(Err(error));
     }
@@ -65,6 +66,18 @@ fn failed(error: &anyhow::Error) -> JobSources {
     JobSources { state: PublicationState::Failed, message: text::line(error), sources: BTreeMap::new() }
 }
 
+/// Has `scontrol show job` print why staging failed, in the job's AdminComment. It is not waited for, and the task has the reason
+/// anyway: the controller may be away.
+fn note_failure(job: &SlurmJobDirectory, error: &anyhow::Error) {
+    let mut command = Command::new("scontrol");
+    command
+        .arg("update")
+        .arg(format!("JobId={}", job.id()))
+        .arg(format!("AdminComment=bdnfs: {}", text::line(error)));
+    // Not the lock that this process has as its input.
+    let _ = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+}
+
 /// Stages what the job names, and writes the progress to its directory.
 pub fn watch(args: &ProvisionArgs) -> Result<()> {
     let (job, client) = (args.jobs.job()?, args.publisher.client()?);
@@ -74,6 +87,7 @@ pub fn watch(args: &ProvisionArgs) -> Result<()> {
             Err(error) => {
                 // For the task first: the agent may be what is missing.
                 let is_running = job.update(&failed(&error))?;
+                note_failure(&job, &error);
                 unpublish_all(&client, &job.key_prefix()).await?;
                 is_running
             }

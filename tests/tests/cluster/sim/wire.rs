@@ -10,7 +10,7 @@ use bdnfs::block::BLOCK;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::peer::Member;
 use bdnfs::peer::client::PeerClient;
-use bdnfs::peer::server::Caller;
+use bdnfs::peer::identity::Caller;
 use bdnfs::peer::wire::{BlockRequest, BlockResponse};
 use bdnfs::tier::{Body, Tier, TierKind, Urgency};
 use futures_util::future::BoxFuture;

@@ -116,7 +116,7 @@ fn secret_by_name_for_web_server_is_not_sent_after_redirect() {
         let url = web.url("w");
         assert_eq!(
             line,
-            format!("bdnfs: {url}: the server answers 401 Unauthorized; no credentials were sent")
+            format!("bdnfs: {url}: the server returned 401 Unauthorized; no credentials were sent")
         );
     }
     // Where it leads to, nobody is told who asks.

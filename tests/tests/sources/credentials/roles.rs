@@ -56,7 +56,7 @@ fn role_with_web_identity_renews_keys_once() {
     sts.set_token("another");
     let line = chain.run(&[&["ls", "s3://bucket"][..], &oidc].concat()).fails(&[]);
     let said = format!(
-        "bdnfs: s3://bucket: cannot assume the role arn:aws:iam::1:role/r at {}: the server answers 400 Bad Request, \
+        "bdnfs: s3://bucket: cannot assume the role arn:aws:iam::1:role/r at {}: the server returned 400 Bad Request, \
          ExpiredTokenException; check the web identity token in {}",
         sts.url(),
         token.display()

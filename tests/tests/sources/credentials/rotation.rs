@@ -95,7 +95,7 @@ fn token_expired_is_renewed_or_named() {
     let line = machine.run(&[&["ls", &web.url("w")][..], &options].concat()).fails(&[]);
     let text = run(program("date").arg("-u").arg("-d").arg(seconds(end)).arg("+%Y-%m-%dT%H:%M:%SZ"));
     let said = format!(
-        "bdnfs: {}: the server answers 401 Unauthorized; the secret \"web\" expired at {}; renew it",
+        "bdnfs: {}: the server returned 401 Unauthorized; the secret \"web\" expired at {}; renew it",
         web.url("w"),
         text.trim()
     );

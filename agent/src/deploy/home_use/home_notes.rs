@@ -1,0 +1,76 @@
+//! What users of a home are told of it.
+
+use std::time::Duration;
+
+use super::HomeUser;
+use crate::text;
+use crate::volumes::cache_home::CacheHome;
+use crate::volumes::cache_sync::{PulledCache, SavedCache};
+
+/// How many names a note lists.
+const SHOWN_PATHS_MAX: usize = 5;
+
+/// What to do where another node has changes that are not saved.
+pub fn unsaved_advice(home: &CacheHome) -> String {
+    let name = format!("{}{}", home.scope().option(), home.name().escape_debug());
+    format!(
+        "wait for its jobs, save it there with `bdnfs project save {name}`, give up a node that is gone with `bdnfs project forget \
+         {name}`, or set require_cache_affinity to false"
+    )
+}
+
+/// Notes what was pulled into a home.
+pub fn note_pulled(user: &impl HomeUser, home: &CacheHome, pulled: &PulledCache, took: Duration) {
+    if pulled.is_emptied {
+        user.note(format!("{home} was removed elsewhere, and is emptied here"));
+    }
+    if pulled.taken + pulled.removed > 0 {
+        let (taken, bytes) = (text::count(pulled.taken as u64, "entry"), text::size(pulled.bytes));
+        user.note(format!(
+            "updated {home} to the state that is saved: {taken} new or changed, {} removed, {bytes} in {:.1} s",
+            pulled.removed,
+            took.as_secs_f64()
+        ));
+    }
+    if !pulled.conflicts.is_empty() {
+        let names = names(&pulled.conflicts);
+        user.note(format!(
+            "{home} was changed here and on another node, and the later change is kept, at {names}"
+        ));
+    }
+}
+
+/// Notes what was saved of a home.
+pub fn note_saved(user: &impl HomeUser, home: &CacheHome, saved: &SavedCache, took: Duration) {
+    if let Some(published) = &saved.published {
+        let (files, bytes) =
+            (text::files(published.latest_ref.files), text::size(published.latest_ref.bytes));
+        let (written, took) = (text::size(published.written), took.as_secs_f64());
+        user.note(format!("saved {home}: {files}, {bytes}, of which {written} were new, in {took:.1} s"));
+    }
+    if !saved.busy.is_empty() {
+        user.note(format!("{home} is saved without what is being written: {}", names(&saved.busy)));
+    }
+    if saved.skipped > 0 {
+        let skipped = text::count(saved.skipped as u64, "entry");
+        user.note(format!("{home} is saved without {skipped} other than files, directories and links"));
+    }
+}
+
+/// Paths for a note, the first ones.
+fn names(paths: &[Vec<u8>]) -> String {
+    let shown: Vec<_> =
+        paths.iter().take(SHOWN_PATHS_MAX).map(|path| path.escape_ascii().to_string()).collect();
+    let more = paths.len().saturating_sub(SHOWN_PATHS_MAX);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    shown.join(", ") + &more
+}
+
+/// Why a home that was written when the node restarted is not saved, and what to do.
+pub fn torn_message(home: &CacheHome) -> String {
+    let (name, team) = (home.name().escape_debug(), home.scope().option());
+    format!(
+        "the node restarted while a job wrote to it, so some of it may be torn; save it as it is with `bdnfs project save {team}{name}`, \
+         or remove it with `bdnfs project rm {team}{name}`"
+    )
+}

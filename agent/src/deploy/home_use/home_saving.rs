@@ -1,0 +1,140 @@
+//! Saves homes while they are used and after their last user of the node, and tells other nodes that they are used.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bdnfs::boot;
+use bdnfs::error::Result;
+use bdnfs::mirroring::MirrorProgress;
+use bdnfs::task::{blocking, on_own_thread};
+use tokio::time::sleep;
+
+use super::home_notes::{note_pulled, note_saved, torn_message};
+use super::{HomeUser, LOCK_POLL_INTERVAL, locked, open_mirror};
+use crate::mirror::MIRROR_CONFIG;
+use crate::volumes::cache_home::CacheHome;
+use crate::volumes::cache_sync::{CacheSync, REPORT_INTERVAL};
+
+/// Saves a home in the mirror, if there is one, unless others on this node use it. What can't be saved stays here, and its user is told.
+pub async fn save<U: HomeUser>(user: &U, home: &CacheHome) {
+    if let Err(error) = save_unused(user, home).await {
+        user.warn(format!("cannot save {home}, which stays on this node: {error}"));
+    }
+}
+
+async fn save_unused<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
+    let Some(mirror) = open_mirror(user, home).await.transpose() else { return Ok(()) };
+    let own = home.clone();
+    let _use_lock = locked(user, home, CacheHome::try_use_lock).await?;
+    let (is_in_use, state) = blocking(move || Ok((own.is_in_use(), own.sync_state()?))).await?;
+    if is_in_use {
+        user.note(format!("{home} is saved when the other jobs and containers on this node have ended"));
+        return Ok(());
+    }
+    if state.is_torn(&boot::id_line()?) {
+        user.warn(format!("{home} is not saved: {}", torn_message(home)));
+        return Ok(());
+    }
+    // Also without the mirror: a power cut does no harm to what waits for it.
+    let own = home.clone();
+    blocking(move || own.end_use()).await?;
+    let mirror = mirror?;
+    if !user.is_first() {
+        return Ok(());
+    }
+    let lock = locked(user, home, CacheHome::try_sync_lock).await?;
+    let begin = Instant::now();
+    let sync = CacheSync::new(home.clone(), mirror, lock);
+    let saved =
+        on_own_thread(move || async move { sync.save(MIRROR_CONFIG, &MirrorProgress::default()).await });
+    let saved = saved.await?;
+    note_pulled(user, home, &saved.pulled, begin.elapsed());
+    note_saved(user, home, &saved, begin.elapsed());
+    Ok(())
+}
+
+/// Saves homes at the interval of the configuration, as long as it is polled: who uses them goes on, and does not wait for it.
+pub async fn save_regularly<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Infallible {
+    if !user.is_first() {
+        std::future::pending::<()>().await;
+    }
+    loop {
+        sleep(save_due(user, homes).await).await;
+    }
+}
+
+/// Saves those of the homes that are due. Returns the pause until the next one is.
+pub(super) async fn save_due<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Duration {
+    let interval = user.volumes().config().save_interval;
+    let mut pause = interval;
+    for home in homes {
+        let left = match save_when_due(user, home, interval).await {
+            Ok(left) => left,
+            Err(error) => {
+                user.warn(format!(
+                    "cannot save {home} while it is used, and tries again after save_interval: {error}"
+                ));
+                interval
+            }
+        };
+        pause = pause.min(left);
+    }
+    pause.max(LOCK_POLL_INTERVAL)
+}
+
+/// Saves a home that is in use, where that was not done within the `interval`, for this user or another. Returns when it is to be done
+/// next.
+async fn save_when_due<U: HomeUser>(user: &U, home: &CacheHome, interval: Duration) -> Result<Duration> {
+    let own = home.clone();
+    let lock = blocking(move || {
+        let left = interval.saturating_sub(own.synced_ago().unwrap_or_default());
+        if left > Duration::ZERO {
+            return Ok(Err(left));
+        }
+        // Where another saves it, that is due again after the interval.
+        Ok(own.try_sync_lock()?.ok_or(interval))
+    });
+    let lock = match lock.await? {
+        Ok(lock) => lock,
+        Err(left) => return Ok(left),
+    };
+    let (Some(mirror), own) = (open_mirror(user, home).await?, home.clone()) else { return Ok(interval) };
+    if blocking(move || own.sync_state()).await?.is_torn(&boot::id_line()?) {
+        return Ok(interval);
+    }
+    let (begin, rate) = (Instant::now(), user.volumes().config().upload_rate);
+    let sync = CacheSync::new(home.clone(), mirror, Arc::new(lock));
+    let saved = on_own_thread(move || async move {
+        sync.save_in_use(rate, MIRROR_CONFIG, &MirrorProgress::default()).await
+    });
+    match saved.await? {
+        Some(saved) => note_saved(user, home, &saved, begin.elapsed()),
+        None => {
+            user.note(format!("{home} was saved by another node, and is saved here when nobody uses it"));
+        }
+    }
+    Ok(interval)
+}
+
+/// Tells other nodes again and again that this one lives, which uses the homes, as long as it is polled.
+pub async fn report_regularly<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Infallible {
+    if !user.is_first() {
+        std::future::pending::<()>().await;
+    }
+    loop {
+        sleep(REPORT_INTERVAL).await;
+        for home in homes {
+            if let Err(error) = report(user, home).await {
+                tracing::warn!("cannot tell other nodes that {home} is in use here: {error}");
+            }
+        }
+    }
+}
+
+/// Tells other nodes that this one uses the home.
+pub(super) async fn report<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
+    let Some(mirror) = open_mirror(user, home).await? else { return Ok(()) };
+    let home = home.clone();
+    on_own_thread(move || async move { home.report_use(&mirror, true).await }).await
+}

@@ -1,0 +1,105 @@
+//! A home that can't be saved while it is used is tried again at the interval of the configuration.
+
+use std::path::Path;
+use std::time::SystemTime;
+
+use bdnfs::source::{Access, Secret};
+use parking_lot::Mutex;
+use tokio::time::timeout;
+
+use super::*;
+use crate::volumes::VolumeConfig;
+use crate::volumes::cache_home::CacheScope;
+use crate::volumes::tests::node_cache;
+
+/// How often homes are saved here.
+const SAVE_INTERVAL: Duration = Duration::from_secs(60 * 60);
+
+/// The user of one home, which is due whenever its mirror was asked for.
+#[derive(Clone)]
+struct HomeOwner {
+    volumes: Arc<Volumes>,
+    home: CacheHome,
+    mirror: Option<MirrorRequest>,
+    opened: Arc<Mutex<u32>>,
+    notes: Arc<Mutex<Vec<String>>>,
+}
+
+impl HomeOwner {
+    fn new(directory: &Path, has_mirror: bool) -> Self {
+        let config = VolumeConfig {
+            dir: directory.join("volumes"),
+            save_interval: SAVE_INTERVAL,
+            ..VolumeConfig::default()
+        };
+        let volumes = Volumes::new(config, &node_cache(&directory.join("cache"))).unwrap();
+        let home = volumes.cache_home("t", CacheScope::Project, "p");
+        let url = Secret::new(format!("file://{}", directory.join("mirror").display()));
+        let mirror = MirrorRequest { url, tenant: "t".into(), access: Access::default() };
+        let (volumes, mirror) = (Arc::new(volumes), has_mirror.then_some(mirror));
+        let owner = Self { volumes, home, mirror, opened: Arc::default(), notes: Arc::default() };
+        owner.home.try_sync_lock().unwrap().unwrap();
+        owner.make_due();
+        owner
+    }
+
+    fn make_due(&self) {
+        let lock = File::open(self.home.path().join("sync.lock")).unwrap();
+        lock.set_modified(SystemTime::now() - SAVE_INTERVAL * 2).unwrap();
+    }
+
+    /// Lets its home be saved for two and a half intervals of a clock that waits for nobody.
+    async fn use_for_three_intervals(&self) {
+        let homes = [self.home.clone()];
+        let _ = timeout(SAVE_INTERVAL * 5 / 2, save_regularly(self, &homes)).await;
+    }
+}
+
+impl HomeUser for HomeOwner {
+    fn volumes(&self) -> &Volumes {
+        &self.volumes
+    }
+
+    fn is_first(&self) -> bool {
+        true
+    }
+
+    fn mirror(&self) -> Result<Option<MirrorRequest>> {
+        *self.opened.lock() += 1;
+        self.make_due();
+        let missing = || Error::new(Kind::Refused, "no secret");
+        self.mirror.clone().map(Some).ok_or_else(missing)
+    }
+
+    fn note(&self, text: String) {
+        self.notes.lock().push(text);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn torn_home_is_looked_at_once_in_each_save_interval() {
+    let directory = tempfile::tempdir().unwrap();
+    let owner = HomeOwner::new(directory.path(), true);
+    let _used = owner.home.create().unwrap();
+    assert!(owner.home.begin_use(Some("another boot".into())).unwrap());
+    owner.use_for_three_intervals().await;
+    assert_eq!(*owner.opened.lock(), 3);
+    let put = std::fs::read_dir(directory.path().join("mirror")).unwrap();
+    assert_eq!(put.count(), 0, "nothing is saved or reported");
+}
+
+#[tokio::test(start_paused = true)]
+async fn home_that_cannot_be_saved_is_tried_again_after_the_save_interval() {
+    let directory = tempfile::tempdir().unwrap();
+    let owner = HomeOwner::new(directory.path(), false);
+    let _used = owner.home.create().unwrap();
+    owner.use_for_three_intervals().await;
+    assert_eq!((*owner.opened.lock(), owner.notes.lock().len()), (3, 3));
+    assert!(owner.notes.lock()[0].contains("tries again after save_interval: no secret"));
+    // Nor is there a lock to be had.
+    std::fs::remove_file(owner.home.path().join("sync.lock")).unwrap();
+    std::fs::create_dir(owner.home.path().join("sync.lock")).unwrap();
+    owner.make_due();
+    owner.use_for_three_intervals().await;
+    assert_eq!(owner.notes.lock().len(), 6, "{:?}", owner.notes.lock());
+}
