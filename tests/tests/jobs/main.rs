@@ -10,6 +10,7 @@ mod checkpoints;
 mod covered;
 mod crash;
 mod damage;
+mod foreign_writers;
 mod hostile_writers;
 mod hub_caches;
 mod killed;
