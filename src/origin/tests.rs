@@ -8,6 +8,7 @@ mod s3_regions;
 mod test_server;
 mod token_services;
 mod web_server;
+mod web_server_faults;
 
 use crate::error::{Error, Result};
 use crate::manifest::{Listing, Manifest, Node};

@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use axum::http::{Method, StatusCode};
-use axum::response::{IntoResponse, Redirect};
+use axum::response::IntoResponse;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, TryStreamExt};
@@ -18,13 +18,13 @@ use crate::source::{Access, Patterns};
 use crate::tier::conformance::{self, Subject, pinned};
 use crate::tier::{Tier, Urgency};
 
-struct Site {
-    server: Arc<OriginServer>,
-    origin: WebOrigin,
+pub(super) struct Site {
+    pub(super) server: Arc<OriginServer>,
+    pub(super) origin: WebOrigin,
 }
 
 /// A server, and the origin of `path` on it.
-async fn site(path: &str) -> Site {
+pub(super) async fn site(path: &str) -> Site {
     let server = OriginServer::start().await;
     let origin = open(&server, path);
     Site { server, origin }
@@ -57,12 +57,12 @@ impl Subject for Site {
 }
 
 /// A file SHA256SUMS, with what `content` has.
-fn sums(path: &str, content: &str) -> String {
+pub(super) fn sums(path: &str, content: &str) -> String {
     let hash = blake3::Hash::from_bytes(Sha256::digest(content).into());
     format!("{}  {path}\n", hash.to_hex())
 }
 
-async fn fetched(site: &Site, blob: &Blob, range: std::ops::Range<u64>) -> Result<Bytes, Error> {
+pub(super) async fn fetched(site: &Site, blob: &Blob, range: std::ops::Range<u64>) -> Result<Bytes, Error> {
     let body = site.origin.fetch(blob, range, Urgency::Read).await?.expect("an origin has no misses");
     Ok(body.try_collect::<Vec<Bytes>>().await?.concat().into())
 }
@@ -295,112 +295,4 @@ async fn web_index_that_calls_a_file_empty_against_its_digest_is_refused() {
     assert!(error.kind() == Kind::Invalid && error.to_string().contains(said), "{error}");
     site.server.put("d/SHA256SUMS", sums("x", ""));
     assert_eq!(pinned(&site.origin, "x").await.expect("pinned").size, 0);
-}
-
-#[tokio::test]
-async fn web_server_that_fails_once_is_asked_again() {
-    let site = site("d/").await;
-    site.server.put("d/x", "xyz");
-    site.server.put("d/SHA256SUMS", sums("x", "xyz"));
-    let asked = parking_lot::Mutex::new(std::collections::BTreeSet::new());
-    site.server.rule(move |request| {
-        let first = asked.lock().insert(request.uri().path().to_owned());
-        first.then(|| StatusCode::BAD_GATEWAY.into_response())
-    });
-    assert_eq!(pinned(&site.origin, "x").await.expect("pinned").size, 3);
-}
-
-#[tokio::test]
-async fn web_server_that_is_busy_is_not_asked_before_retry_after() {
-    let site = site("x").await;
-    site.server.put("x", "weights");
-    let blob = pinned(&site.origin, "x").await.expect("pinned");
-    let busy =
-        |after: &'static str| (StatusCode::TOO_MANY_REQUESTS, [("retry-after", after)]).into_response();
-    let once = std::sync::atomic::AtomicBool::new(true);
-    site.server.rule(move |_| once.swap(false, Ordering::Relaxed).then(|| busy("1")));
-    assert_eq!(fetched(&site, &blob, 0..7).await.expect("after a second"), "weights");
-
-    site.server.rule(move |_| Some(busy("30")));
-    let before = site.server.requests.load(Ordering::Relaxed);
-    let error = fetched(&site, &blob, 0..7).await.expect_err("busy");
-    assert_eq!(error.kind(), Kind::Unavailable);
-    assert!(error.to_string().contains("429 Too Many Requests"), "{error}");
-    let error = fetched(&site, &blob, 0..7).await.expect_err("not asked at all");
-    assert!(error.to_string().contains("asked not to be sent requests for another"), "{error}");
-    assert_eq!(site.server.requests.load(Ordering::Relaxed) - before, 1);
-}
-
-#[tokio::test]
-async fn web_redirect_is_followed_unless_endless_or_to_plain_http() {
-    let site = site("x").await;
-    site.server.put("y", "weights");
-    site.server
-        .rule(|request| (request.uri().path() == "/x").then(|| Redirect::temporary("/y").into_response()));
-    let blob = pinned(&site.origin, "x").await.expect("pinned");
-    assert_eq!(fetched(&site, &blob, 0..7).await.expect("fetch"), "weights");
-    for (to, said) in [
-        ("/x", "more than 10 redirects"),
-        ("http://example.org/", "it leads to plain http"),
-        ("ftp://127.0.0.1/x", "it does not lead to a web server"),
-    ] {
-        site.server.rule(move |_| Some(Redirect::temporary(to).into_response()));
-        let error = fetched(&site, &blob, 0..7).await.expect_err("a bad redirect");
-        assert_eq!(error.kind(), Kind::Unsupported, "{error}");
-        assert!(error.to_string().contains(said), "{error}");
-    }
-}
-
-#[tokio::test]
-async fn web_redirect_to_the_metadata_service_is_not_followed() {
-    let site = site("x").await;
-    site.server.put("x", "weights");
-    let blob = pinned(&site.origin, "x").await.expect("pinned");
-    for to in ["http://169.254.169.254/latest/meta-data", "http://[fe80::1]/", "http://2852039166/latest"] {
-        site.server.rule(move |_| Some(Redirect::temporary(to).into_response()));
-        let allowed = Access { allow_http: true, ..Access::default() };
-        let origin =
-            WebOrigin::open(&Url::parse(&site.server.url).expect("URL").join("x").expect("URL"), &allowed);
-        let fetch = origin.expect("open").fetch(&blob, 0..7, Urgency::Read).await.map(|_| ());
-        let error = fetch.expect_err(to);
-        assert_eq!(error.kind(), Kind::Unsupported, "{error}");
-        assert!(error.to_string().contains("link-local address"), "{error}");
-    }
-}
-
-#[tokio::test]
-async fn web_page_in_place_of_a_file_is_not_taken_for_a_change() {
-    let site = site("x").await;
-    site.server.put("x", "weights");
-    let blob = pinned(&site.origin, "x").await.expect("pinned");
-    site.server.rule(|_| Some("<html>Please wait</html>".into_response()));
-    let error = fetched(&site, &blob, 0..7).await.expect_err("a page");
-    assert_eq!(error.kind(), Kind::Unsupported);
-    let said = "/x: the server's response lacks the version of its earlier ones; perhaps another server responds in its place";
-    assert!(error.to_string().ends_with(said), "{error}");
-}
-
-#[tokio::test]
-async fn web_server_that_sends_other_bytes_is_refused() {
-    let site = site("x").await;
-    site.server.put("x", "weights");
-    let blob = pinned(&site.origin, "x").await.expect("pinned");
-    for (range, kind) in [
-        ("bytes 0-2/7", Kind::Corrupt),
-        ("bytes 1-3/8", Kind::Changed),
-        ("rows", Kind::Corrupt),
-        ("bytes 1-2/7", Kind::Unsupported),
-    ] {
-        site.server.rule(move |_| {
-            let headers = [("content-range", range), ("etag", "\"v0\"")];
-            Some((StatusCode::PARTIAL_CONTENT, headers, "wei").into_response())
-        });
-        let error = fetched(&site, &blob, 1..4).await.expect_err(range);
-        assert_eq!(error.kind(), kind, "{error}");
-    }
-    site.server.rule(|_| {
-        let headers = [("content-range", "bytes 1-3/7"), ("etag", "\"v0\"")];
-        Some((StatusCode::PARTIAL_CONTENT, headers, "eigh").into_response())
-    });
-    assert_eq!(fetched(&site, &blob, 1..4).await.expect_err("long").kind(), Kind::Corrupt);
 }
