@@ -15,7 +15,7 @@ fail() { echo "$0: $*" >&2; exit 1; }
 expect() { grep -qF -- "$1" "$2" || fail "expected \"$1\", but got: $(cat "$2")"; }
 
 [ "$(id -u)" = 0 ] || [ -n "${NEEDS_NO_ROOT:-}" ] || fail "run it as root (sudo $0): it mounts, and jobs have mount namespaces of their own"
-[ -e /dev/fuse ] || fail "there is no /dev/fuse: load the module (modprobe fuse), or start the container with --device /dev/fuse"
+[ -e /dev/fuse ] || fail "/dev/fuse not found: run modprobe fuse, or start the container with --device /dev/fuse"
 for tool in curl pgrep sha256sum; do
     command -v "$tool" >/dev/null || fail "$tool is missing: install it (on Debian: apt install curl procps coreutils)"
 done

@@ -112,7 +112,7 @@ impl FromStr for CheckpointId {
     /// [`Kind::Invalid`], which says what is wrong with it or what it leaves open.
     fn from_str(text: &str) -> Result<Self> {
         let selector: CheckpointSelector = text.parse()?;
-        let open = || invalid(format!("{selector} leaves open which job or checkpoint is meant"));
+        let open = || invalid(format!("{selector} is ambiguous: name a job or a checkpoint"));
         selector.pinned().ok_or_else(open)
     }
 }

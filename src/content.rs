@@ -113,7 +113,7 @@ impl Content {
             ladder: Mutex::new(ladder),
         };
         if let Err(error) = content.open_local() {
-            tracing::warn!(%error, "the cache can't be used for a file");
+            tracing::warn!(%error, "the cache cannot be used for a file");
         }
         let content = Arc::new(content);
         content.finish();

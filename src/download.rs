@@ -137,7 +137,7 @@ pub async fn count_found(mirror: &Mirror, id: &Digest, progress: &DownloadProgre
 }
 
 async fn find_manifest(mirror: &Mirror, id: &Digest) -> Result<Manifest> {
-    let missing = || Error::new(Kind::NotFound, format!("the mirror has no manifest {id}"));
+    let missing = || Error::new(Kind::NotFound, format!("no such manifest in the mirror: {id}"));
     mirror.manifest(id).await?.ok_or_else(missing)
 }
 

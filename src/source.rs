@@ -24,7 +24,7 @@ mod uri_format;
 
 pub use access::{Access, HubAccess, S3Access};
 pub use auth_method::AuthMethod;
-pub(crate) use bucket_service::BucketService;
+pub(crate) use bucket_service::{BucketService, not_object_storage};
 pub use cloud_access::{AwsAmbient, AwsProfile, AzureAccess, GcsAccess};
 pub use credentials::{
     AwsRole, AzureCredentials, CredentialLoader, Credentials, ExternalAccount, GoogleCredentials,

@@ -146,7 +146,7 @@ fn check_other_keys(document: &Fields<'_>, weights: bool, found: &mut Diagnostic
         }
         if weights && filled(key) {
             let text =
-                "does not go with \"weights\"; keep one of them (`truss migrate` turns it into weights)";
+                "cannot be used with \"weights\"; keep one of them (`truss migrate` turns it into weights)";
             found.reject(&place, text);
         }
     }

@@ -179,7 +179,7 @@ impl ContainerVolumes {
             (VolumeKind::Checkpoints, None) => {
                 return invalid("checkpoints: the id of a job is missing".into());
             }
-            (VolumeKind::ProjectCache, Some(_)) => return invalid(format!("id: does not go with {kind}")),
+            (VolumeKind::ProjectCache, Some(_)) => return invalid(format!("id: cannot be used with {kind}")),
             _ => {}
         }
         let id = request.id.as_deref().unwrap_or("any");
@@ -353,7 +353,7 @@ impl ContainerVolumes {
     /// # Errors
     /// [`Kind::NotFound`].
     pub fn status(&self, key: &str) -> ApiResult<VolumeStatus> {
-        let missing = || Failure::new(Kind::NotFound, format!("there is no volume {key}"));
+        let missing = || Failure::new(Kind::NotFound, format!("no such volume: {key}"));
         self.table.lock().get(key).map(|volume| volume.status()).ok_or_else(missing)
     }
 

@@ -278,7 +278,7 @@ impl Publications {
     /// # Errors
     /// [`Kind::NotFound`].
     pub fn status(&self, key: &str) -> ApiResult<PublicationStatus> {
-        let missing = || Failure::new(Kind::NotFound, format!("there is no publication {key}"));
+        let missing = || Failure::new(Kind::NotFound, format!("no such publication: {key}"));
         self.table.lock().get(key).map(|publication| publication.status()).ok_or_else(missing)
     }
 

@@ -82,7 +82,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
             };
             match read(&self.directory, &file_name) {
                 Ok(record) => found.push((name.to_owned(), record)),
-                Err(error) => tracing::warn!("the record {} can't be read: {error}", path.display()),
+                Err(error) => tracing::warn!("the record {} cannot be read: {error}", path.display()),
             }
         }
         Ok(found)

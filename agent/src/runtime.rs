@@ -1,8 +1,10 @@
 //! The asynchronous runtimes: a small one for a command, a full one for an agent.
 
+use std::ffi::CStr;
 use std::io;
 use std::time::Duration;
 
+use bdnfs::error::Error;
 use tokio::runtime::Builder;
 
 /// How long work on the disk may still take when an agent ends; what it doesn't finish is fetched again.
@@ -11,6 +13,14 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How many threads do an agent's blocking work, the disk's mostly: enough to keep any disk busy, a fraction of the memory
 /// and the switching that the usual five hundred cost.
 const BLOCKING_THREADS: usize = 64;
+
+/// Sets the name of this process, as `ps` and `top` show it.
+///
+/// # Errors
+/// [`Kind::Disk`](bdnfs::error::Kind::Disk) where the kernel refuses it.
+pub fn set_process_name(name: &CStr) -> Result<(), Error> {
+    rustix::thread::set_name(name).map_err(|e| Error::disk("cannot set the process name", e.into()))
+}
 
 /// Runs `work` on this thread. What it gave up waiting for, such as a silent name server, is not waited for at its end.
 ///

@@ -173,7 +173,7 @@ pub fn confirm_saved(volume: &Path, checkpoints: &Path, report: SaveReport) -> S
     // Before all of it is removed: the record says what was saved, and not what there is.
     let why = match is_all_saved(volume, checkpoints) {
         Ok(true) => return report,
-        Ok(false) => "something came to them after they were saved".to_owned(),
+        Ok(false) => "checkpoints changed after they were saved".to_owned(),
         Err(error) => error.to_string(),
     };
     SaveReport { given_up: true, why: Some(why), ..report }
@@ -186,7 +186,7 @@ pub fn confirm_saved(volume: &Path, checkpoints: &Path, report: SaveReport) -> S
 pub fn run() -> Result<()> {
     // Fails only where it already leads a session, which is what is wanted.
     let _ = rustix::process::setsid();
-    rustix::thread::set_name(c"bdnfs-save").context("cannot name the process")?;
+    runtime::set_process_name(c"bdnfs-save")?;
     ignore_lease_signal();
     runtime::lower_priority_to(SAVER_NICE);
     let mut line = String::new();

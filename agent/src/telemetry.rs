@@ -44,15 +44,14 @@ impl Collector for Scrape {
 /// sources, of which there are as many as mounts.
 impl Scrape {
     fn agent(&self, page: &mut Page<'_>) -> fmt::Result {
-        page.info("bdnfs_build", "The version that runs.", &[("version", env!("CARGO_PKG_VERSION"))])?;
-        let text = "Whether what was mounted before the start is back: 1 or 0.";
+        page.info("bdnfs_build", "Build information.", &[("version", env!("CARGO_PKG_VERSION"))])?;
+        let text = "Whether the mounts of the previous run are restored: 1 or 0.";
         page.gauge("bdnfs_ready", text, None, [sample([], u64::from(self.ready))])
     }
 
     fn tiers(&self, page: &mut Page<'_>) -> fmt::Result {
         let tiers = &self.metered.tiers;
-        let text = "Bytes by the tier they came from. Those of the cache are what the agent read there; the kernel's own \
-                    reads are not known.";
+        let text = "Bytes read, by tier. Of the cache, what the agent read; reads by the kernel itself are not counted.";
         let fetched = tiers.iter().map(|(tier, requests)| sample([("tier", *tier)], requests.bytes));
         let cached = sample([("tier", "cache")], self.metered.cached);
         page.counter("bdnfs_tier", text, Some(Unit::Bytes), std::iter::once(cached).chain(fetched))?;
@@ -61,7 +60,7 @@ impl Scrape {
             [("answered", requests.answered), ("missed", requests.missed), ("failed", failed)]
                 .map(|(outcome, count)| sample([("tier", *tier), ("outcome", outcome)], count))
         });
-        let text = "Requests to tiers that ended: answered with all that was asked for, without it, or with an error.";
+        let text = "Completed requests to tiers, by outcome: answered in full, missed, or failed.";
         page.counter("bdnfs_tier_requests", text, None, outcomes)?;
         let errors = tiers.iter().flat_map(|(tier, requests)| {
             let kinds = scrape::kinds().zip(requests.failed);
@@ -69,12 +68,12 @@ impl Scrape {
         });
         page.counter("bdnfs_tier_errors", "Failed requests to tiers, by kind of error.", None, errors)?;
         let refuted = tiers.iter().map(|(tier, requests)| sample([("tier", *tier)], requests.wrong_blocks));
-        let text = "Blocks that arrived and were found wrong by their check values.";
+        let text = "Blocks that failed verification, by tier.";
         page.counter("bdnfs_verify_failures", text, None, refuted)?;
         let began = tiers.iter().map(|(tier, requests)| ([("tier", *tier)], &requests.began));
-        let text = "From a request to a tier until its first byte.";
+        let text = "Time to first byte of tier requests.";
         page.times("bdnfs_tier_first_byte", text, began)?;
-        let text = "Fetches under way, however many wait for each.";
+        let text = "Fetches in progress.";
         page.gauge("bdnfs_flights", text, None, [sample([], self.metered.flights_in_progress)])?;
         let text = "Fetches started.";
         page.counter("bdnfs_flights_begun", text, None, [sample([], self.metered.flights_started)])
@@ -85,12 +84,12 @@ impl Scrape {
         let each = |tell: fn(&bdnfs::budget::BudgetUsage) -> u64| {
             uses.iter().zip(&self.memory).map(move |(of, memory)| sample([("use", *of)], tell(memory)))
         };
-        let text = "The most memory that may be in flight: for fetches, for those that may wait for other nodes, and for \
-                    what is sent to other nodes.";
+        let text = "Memory limit of data in transfer: fetches, fetches that may wait for other nodes, and data sent to \
+                    other nodes.";
         page.gauge("bdnfs_memory_limit", text, Some(Unit::Bytes), each(|memory| memory.total))?;
-        let text = "Memory in flight.";
+        let text = "Memory used by data in transfer.";
         page.gauge("bdnfs_memory_used", text, Some(Unit::Bytes), each(|memory| memory.used))?;
-        let text = "Memory that fetches wait for.";
+        let text = "Memory that waiting fetches have requested.";
         page.gauge("bdnfs_memory_waiting", text, Some(Unit::Bytes), each(|memory| memory.waiting))
     }
 
@@ -114,12 +113,12 @@ impl Scrape {
         page.counter("bdnfs_scrub_blobs", text, None, [sample([], scrubbed.blobs)])?;
         let text = "Blobs that the scrubber found damaged and removed.";
         page.counter("bdnfs_scrub_damaged", text, None, [sample([], scrubbed.damaged)])?;
-        let text = "When the scrubber last finished a pass, since 1970; missing where it never did.";
+        let text = "Time of the last completed scrub, as a Unix timestamp; missing before the first.";
         let ended = scrubbed.last.as_ref().map(|pass| sample([], pass.ended));
         page.gauge("bdnfs_scrub_last_end", text, Some(Unit::Seconds), ended)?;
-        let text = "Blobs that are not evicted because they are read or fetched.";
+        let text = "Blobs that are read or fetched, and so not evicted.";
         page.gauge("bdnfs_leased_blobs", text, None, [sample([], self.leased_blobs)])?;
-        let text = "Snapshots that are not evicted: staged or pinned.";
+        let text = "Snapshots that are staged or pinned, and so not evicted.";
         page.gauge("bdnfs_leased_snapshots", text, None, [sample([], self.leased_snapshots)])
     }
 
@@ -131,16 +130,16 @@ impl Scrape {
             all.iter().map(move |one| sample([("project", &*one.project), ("job", &*one.id)], value(one)))
         }
         let (all, bytes, seconds) = (&self.savings, || Some(Unit::Bytes), || Some(Unit::Seconds));
-        let text = "Checkpoints of a job that have settled and are not saved.";
+        let text = "Size of a job's checkpoints that have settled and are not saved.";
         page.gauge("bdnfs_checkpoint_backlog", text, bytes(), each(all, |one| one.report.backlog))?;
-        let text = "Checkpoints of a job that were saved.";
+        let text = "Size of a job's checkpoints that were saved.";
         page.counter("bdnfs_checkpoint_saved", text, bytes(), each(all, |one| one.report.saved))?;
-        let text = "Attempts to save checkpoints of a job that failed.";
+        let text = "Failed attempts to save checkpoints of a job.";
         page.counter("bdnfs_checkpoint_failures", text, None, each(all, |one| one.report.failures))?;
-        let text = "When a checkpoint of a job was last saved, or its commands began, since 1970.";
+        let text = "Time of the last saved checkpoint of a job, or of the start of its commands, as a Unix timestamp.";
         let last = |one: &SavingScrape| one.report.last.map_or(one.began, |last| last.timestamp() as f64);
         page.gauge("bdnfs_checkpoint_last_save", text, seconds(), each(all, last))?;
-        let text = "The time between the last two checkpoints of a job that were saved; 0 before.";
+        let text = "Time between the last two saved checkpoints of a job; 0 before there are two.";
         page.gauge(
             "bdnfs_checkpoint_save_interval",
             text,
@@ -160,21 +159,26 @@ impl Scrape {
             ("failed", figures.failed),
         ];
         page.counter("bdnfs_peer_requests", text, None, outcomes.map(|(o, n)| sample([("outcome", o)], n)))?;
-        let text = "How often a peer was banned for wrong bytes.";
+        let text = "Bans of peers that sent wrong bytes.";
         page.counter("bdnfs_peer_bans", text, None, [sample([], figures.bans)])?;
-        page.gauge("bdnfs_peers_banned", "Peers that are banned now.", None, [sample([], cluster.banned)])
+        page.gauge(
+            "bdnfs_peers_banned",
+            "Peers that are currently banned.",
+            None,
+            [sample([], cluster.banned)],
+        )
     }
 
     fn fuse(&self, page: &mut Page<'_>) -> fmt::Result {
         let operations =
             self.requests.operations.iter().map(|(name, spread)| ([("operation", *name)], spread));
-        let text = "From when a request of the kernel was read until it was answered.";
+        let text = "Latency of FUSE requests.";
         page.times("bdnfs_fuse_request", text, operations)?;
         let errors = self.requests.errors.iter().map(|(errno, count)| sample([("errno", *errno)], *count));
-        page.counter("bdnfs_fuse_errors", "Requests of the kernel that failed.", None, errors)?;
+        page.counter("bdnfs_fuse_errors", "FUSE requests that failed, by errno.", None, errors)?;
         let opens = [("passthrough", self.requests.passthrough), ("cached", self.requests.cached)];
-        let text = "Opens of files: those that the kernel reads by itself, and those that the agent serves. Mounts of small \
-                    files have no opens.";
+        let text = "Opens of files, by mode: read by the kernel itself (passthrough), or served by the agent (cached). Mounts \
+                    of small files have no opens.";
         page.counter("bdnfs_opens", text, None, opens.map(|(mode, count)| sample([("mode", mode)], count)))
     }
 
@@ -183,7 +187,7 @@ impl Scrape {
             let count = self.mounts.iter().filter(|mount| mount.state == state).count();
             sample([("state", state)], count as u64)
         });
-        page.gauge("bdnfs_mounts", "Mounts, by the state of their stages.", None, states)?;
+        page.gauge("bdnfs_mounts", "Mounts, by staging state.", None, states)?;
         let text = "Mounts of the previous run that could not be restored.";
         page.gauge("bdnfs_mounts_lost", text, None, [sample([], self.lost)])?;
         let published = self.publications.map(|(state, count)| sample([("state", state)], count));

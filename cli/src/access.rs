@@ -91,7 +91,7 @@ pub struct AccessArgs {
     /// What to do with object keys that are no valid paths
     #[arg(long, value_enum, default_value_t)]
     bad_names: BadNames,
-    /// Read files of a web server that tells no version of them: old and new may be mixed
+    /// Read files of a web server that sends no version of them: old and new may be mixed
     #[arg(long)]
     unpinned: bool,
     /// Let files that match the pattern be executed, where the service does not say which may; repeatable

@@ -63,7 +63,7 @@ enum Command {
     OciHook(oci_hook::OciHookArgs),
     /// Stage the sources of Slurm jobs; prologs and epilogs run it
     Slurm(slurm::SlurmCommandArgs),
-    /// Keep the mounts of this node's agent while that is replaced: a service beside an agent in a container
+    /// Run the fd store, which keeps the node's mounts while the agent restarts
     Fdstore(fdstore::FdstoreArgs),
     /// Benchmark bdnfs on this machine against other ways to read the same data
     Bench(bench::BenchArgs),

@@ -106,7 +106,7 @@ impl FromStr for Source {
         let Uri::File(path) = &uri else { return Ok(Self { uri, text: Secret::new(text) }) };
         // The agent has another working directory.
         let path = std::path::absolute(path)
-            .map_err(|e| bdnfs::error::Error::disk("there is no current directory", e))?;
+            .map_err(|e| bdnfs::error::Error::disk("cannot get the current directory", e))?;
         Ok(Uri::File(path).into())
     }
 }

@@ -75,7 +75,7 @@ impl Controller for ControllerService {
         check(&request.volume_capabilities)?;
         if request.volume_content_source.is_some() {
             return Err(Status::invalid_argument(
-                "a volume's content is its source: it can't be a copy of another",
+                "a volume's content is its source: it cannot be a copy of another",
             ));
         }
         // An administrator wrote them. They are checked here, so that a claim that can't work says so at once.
@@ -120,7 +120,7 @@ impl Controller for ControllerService {
         }
         check(&request.volume_capabilities)?;
         if !is_volume_id(&request.volume_id, &request.volume_context) {
-            return Err(Status::not_found(format!("there is no volume {}", request.volume_id)));
+            return Err(Status::not_found(format!("no such volume: {}", request.volume_id)));
         }
         let confirmed = csi::validate_volume_capabilities_response::Confirmed {
             volume_context: request.volume_context,

@@ -112,9 +112,9 @@ impl VolumeContext {
         match named {
             Some(key) if secrets.contains_key(&key) => Ok(Some(AuthMethod::Secret { auth_secret_name: key })),
             Some(key) if keys.is_empty() => {
-                unknown(format!("there is no secret with the key {key:?}: add a nodePublishSecretRef"))
+                unknown(format!("no secret is given for the key {key:?}; add a nodePublishSecretRef"))
             }
-            Some(key) => unknown(format!("the secret has no key {key:?}, but {}", keys.join(", "))),
+            Some(key) => unknown(format!("the secret has no key {key:?}; its keys are {}", keys.join(", "))),
             None if keys.len() > 1 => {
                 unknown(format!("the secret has several keys: name one of {}", keys.join(", ")))
             }
@@ -182,7 +182,7 @@ mod tests {
         let made = written(("projectCache", "llama"));
         assert_eq!((made.kind, made.id), (VolumeKind::ProjectCache, None));
         let error = wish(&[INLINE, ("checkpoints", "llama"), SOURCE], &[]).expect_err("both");
-        assert_eq!(error.message(), "volume attribute source: does not go with checkpoints");
+        assert_eq!(error.message(), "volume attribute source: cannot be used with checkpoints");
         let error = wish(&[INLINE, ("checkpoints", "llama")], &[("a", "hush")]).expect_err("a secret");
         assert!(
             error.code() == Code::InvalidArgument && error.message().contains("takes no secret"),

@@ -58,13 +58,13 @@ impl Device {
                 Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => Error::with(
                     Kind::Unsupported,
                     format!(
-                        "{DEVICE_PATH} not found: load the module (modprobe fuse), or give the device to the container (--device {DEVICE_PATH})"
+                        "{DEVICE_PATH} not found: run `modprobe fuse`, or start the container with `--device {DEVICE_PATH}`"
                     ),
                     e,
                 ),
                 _ => Error::with(
                     Kind::Refused,
-                    format!("cannot open {DEVICE_PATH}: run as root, or ask for permission to use it"),
+                    format!("cannot open {DEVICE_PATH}: run as root, or let other users open it with `chmod 666 {DEVICE_PATH}`"),
                     e,
                 ),
             })?;
@@ -74,7 +74,7 @@ impl Device {
         let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
         if !is_device || (major(stat.st_rdev), minor(stat.st_rdev)) != DEVICE_NUMBER {
             let text = format!(
-                "{DEVICE_PATH} is not the FUSE device (a character device {}:{}): give the device to the container (--device {DEVICE_PATH})",
+                "{DEVICE_PATH} is not the FUSE device (a character device {}:{}): start the container with `--device {DEVICE_PATH}`",
                 DEVICE_NUMBER.0, DEVICE_NUMBER.1
             );
             return Err(Error::new(Kind::Unsupported, text));

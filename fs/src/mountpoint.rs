@@ -19,14 +19,22 @@ pub(crate) fn prepare(path: &Path) -> Result<PathBuf> {
     let full = fs::canonicalize(path).map_err(|e| unusable(path, e))?;
     while let Some(other) = mounts::at(&full)? {
         if !(other.ours() && dead(&full)) {
-            let line = format!("{} is already mounted at {}: unmount it first", other.source, full.display());
+            let (path, source) = (full.display(), &other.source);
+            let line = if other.ours() {
+                format!("{source} is already mounted on {path}; unmount it with `bdnfs umount {path}`")
+            } else {
+                format!(
+                    "another file system ({source}) is already mounted on {path}; unmount it, or choose another mount \
+                     point"
+                )
+            };
             return Err(Error::new(Kind::Busy, line));
         }
         tracing::warn!(mountpoint = %full.display(), "replacing a mount that a crash left dead");
         mount::detach(&full)?;
     }
     if !fs::metadata(&full).map_err(|e| unusable(path, e))?.is_dir() {
-        return Err(Error::new(Kind::Invalid, format!("mountpoint {} is not a directory", path.display())));
+        return Err(Error::new(Kind::Invalid, format!("mount point {} is not a directory", path.display())));
     }
     Ok(full)
 }
@@ -43,12 +51,12 @@ fn unusable(path: &Path, error: io::Error) -> Error {
     match error.kind() {
         io::ErrorKind::NotFound => Error::new(
             Kind::NotFound,
-            format!("mountpoint {path} does not exist: create it first (mkdir -p)"),
+            format!("mount point {path} does not exist; create it with `mkdir -p {path}`"),
         ),
         io::ErrorKind::PermissionDenied => {
-            Error::with(Kind::Refused, format!("mountpoint {path}: permission denied"), error)
+            Error::with(Kind::Refused, format!("permission denied on mount point {path}"), error)
         }
-        _ => Error::with(Kind::Invalid, format!("cannot use mountpoint {path}"), error),
+        _ => Error::with(Kind::Invalid, format!("cannot use mount point {path}"), error),
     }
 }
 
@@ -77,7 +85,7 @@ mod tests {
         );
         assert!(matches!(kind(&file), Err((Kind::Invalid, m)) if m.ends_with("file is not a directory")));
         assert!(
-            matches!(kind(Path::new("/proc")), Err((Kind::Busy, m)) if m.contains("already mounted at /proc"))
+            matches!(kind(Path::new("/proc")), Err((Kind::Busy, m)) if m.contains("already mounted on /proc"))
         );
         assert_eq!(kind(dir.path()).expect("ready"), dir.path().canonicalize().expect("a path"));
     }

@@ -104,7 +104,7 @@ pub fn find_secret(stores: &[SecretStore], name: &str) -> Result<Secret> {
     }
     let places: Vec<_> = stores.iter().map(|store| format!("not in {store}")).collect();
     let places = if places.is_empty() { "no secret store is named".into() } else { places.join(", ") };
-    Err(Error::new(Kind::Refused, format!("there is no secret {name:?}: {places}")))
+    Err(Error::new(Kind::Refused, format!("no such secret: {name:?} ({places})")))
 }
 
 /// Whether `store` has the secret `name`. The value of a secret in a directory is not read for it.

@@ -68,7 +68,7 @@ pub fn unpin(partition: &Partition, id: &Digest) -> Result<bool> {
 
 fn lease_pinned(partition: &Partition, id: &Digest) -> Result<()> {
     let missing = |e: io::Error| match e.kind() {
-        ErrorKind::NotFound => Error::new(Kind::NotFound, format!("the cache has no manifest {id}")),
+        ErrorKind::NotFound => Error::new(Kind::NotFound, format!("no such manifest in the cache: {id}")),
         _ => Error::disk("cannot read a manifest of the cache", e),
     };
     let file = partition.layout.open_manifest(id).map_err(missing)?;

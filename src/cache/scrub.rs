@@ -124,7 +124,7 @@ fn check_blob(cache: &Cache, found: &CachedFile, pace: ScrubPace<'_>) -> Result<
         Ok(Some(_)) => {}
         Ok(None) => return Err(cancelled()),
         // What the disk can't read counts as damaged.
-        Err(error) => tracing::warn!(key = %found.key, %error, "a blob can't be read"),
+        Err(error) => tracing::warn!(key = %found.key, %error, "a blob cannot be read"),
     }
     cache.withdraw(&found.key, &file, found.bytes)?;
     Ok(BlobVerdict::Wrong(found.size))

@@ -66,8 +66,7 @@ impl Content {
     /// Fetches a block that the cache's disk has and cannot read, without storing it there.
     pub(super) async fn fetch_past_cache(&self, index: u64) -> Result<Bytes> {
         if self.is_unconditional() {
-            let text =
-                "cannot be read from the cache, and a part of it from the server may be of another state";
+            let text = "cannot be read from the cache, and may have changed at the server";
             return Err(Error::new(Kind::Disk, format!("{}: {text}", self.blob)));
         }
         let fetched = Mutex::new(Bytes::new());

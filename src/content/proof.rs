@@ -32,8 +32,8 @@ const PROOF_ATTEMPT_LIMIT: u32 = 2;
 const MAX_WHOLE_FLIGHTS: usize = 8;
 
 /// The error of a reader of a file that did not become whole within its deadline.
-pub(super) const NOT_WHOLE_MESSAGE: &str = "the server tells no version, so the file is read when it is whole and checked, which it was \
-                                      not";
+pub(super) const NOT_WHOLE_MESSAGE: &str = "the server sends no version, so a file is read when it is complete and verified; it was not \
+                                      within the deadline";
 
 impl Content {
     /// Whether the blob is proved as a whole, and fits into one flight at the pace of the ladder.

@@ -130,7 +130,7 @@ impl Header {
             (Some(entries), Some(blobs), Some(hashes), Some(strings)) if strings.end == len => {
                 Ok(Sections { entries, blobs, hashes, strings })
             }
-            _ => Err(corrupt(format!("its {len} bytes are not what its header counts"))),
+            _ => Err(corrupt(format!("size {len} does not match the header"))),
         }
     }
 }

@@ -328,7 +328,7 @@ impl Manifest {
 
     /// The place in the file of the string at `offset` of the strings.
     pub(super) fn range(&self, offset: u64, len: u64) -> Result<Range<usize>> {
-        within(&self.sections.strings, offset, len, 1).ok_or_else(|| corrupt("a text lies past its end"))
+        within(&self.sections.strings, offset, len, 1).ok_or_else(|| corrupt("string offset out of range"))
     }
 }
 

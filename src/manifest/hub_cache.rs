@@ -175,7 +175,7 @@ impl Tree {
     /// Adds the entry at `path`, and the directories above it.
     fn put(&mut self, path: &[u8], leaf: Leaf) -> Result<()> {
         if !path.is_empty() {
-            let bad = |why| invalid(format!("{} can't be shown: {why}", name::QuotedName(path)));
+            let bad = |why| invalid(format!("{} cannot be shown: {why}", name::QuotedName(path)));
             name::path(path).map_err(bad)?;
         }
         let key = row::key(path);

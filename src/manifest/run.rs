@@ -179,7 +179,7 @@ impl RunWriter {
 pub(super) type RowFilter<'a> = dyn FnMut(&ListingRow<'_>) -> Result<bool> + 'a;
 
 fn spill_failed(scratch: &Path, error: io::Error) -> Error {
-    let text = format!("the listing is too long for memory, and can't be kept in {}", scratch.display());
+    let text = format!("the listing is too long for memory, and cannot be kept in {}", scratch.display());
     Error::disk(text, error)
 }
 

@@ -182,7 +182,7 @@ impl Mirror {
         lease: Option<&MirrorLease>,
     ) -> Result<bool> {
         let text = checked_json::write(next)
-            .map_err(|e| Error::with(Kind::Invalid, format!("{} can't be a ref", next.source), e))?;
+            .map_err(|e| Error::with(Kind::Invalid, format!("{} cannot be a ref", next.source), e))?;
         self.create(&self.generation_key(&next.key(), generation + 1), text.into(), lease).await
     }
 

@@ -34,7 +34,7 @@ pub(super) fn read<T: DeserializeOwned>(
     match text.strip_suffix(CHECK_SUFFIX).and_then(|text| text.rsplit_once(CHECK_PREFIX)) {
         Some((all, check)) if Digest::of(all.as_bytes()).to_string() == check => {}
         None if may_lack_check(text) => {}
-        _ => return Err("its check is another one".into()),
+        _ => return Err("checksum mismatch".into()),
     }
     serde_json::from_str(text).map_err(|e| e.to_string())
 }

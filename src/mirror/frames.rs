@@ -41,7 +41,7 @@ pub fn compresses_well(blocks: &[Bytes]) -> bool {
 /// [`Kind::Unsupported`] when zstd fails, which takes a lack of memory.
 pub fn compress(block: &[u8]) -> Result<Bytes> {
     let frame = zstd::bulk::compress(block, ZSTD_LEVEL);
-    frame.map(Bytes::from).map_err(|e| Error::with(Kind::Unsupported, "zstd can't compress", e))
+    frame.map(Bytes::from).map_err(|e| Error::with(Kind::Unsupported, "zstd cannot compress", e))
 }
 
 /// The block of `len` bytes that `frame` holds.

@@ -56,7 +56,7 @@ impl Mirror {
     pub async fn put_checkpoint(&self, saved: &SavedCheckpoint) -> Result<()> {
         let entry = IndexEntry { version: ENTRY_VERSION, saved: saved.clone() };
         let text = checked_json::write(&entry)
-            .map_err(|e| Error::with(Kind::Invalid, format!("{} can't be an entry", saved.id), e))?;
+            .map_err(|e| Error::with(Kind::Invalid, format!("{} cannot be an entry", saved.id), e))?;
         self.put(&self.entry_key(&saved.id), text.into()).await
     }
 

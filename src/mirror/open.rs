@@ -18,7 +18,7 @@ use crate::auth::store_connector::StoreConnector;
 use crate::auth::store_keys::StoreKeys;
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{self, HttpClient};
-use crate::source::{Access, BucketService, Uri};
+use crate::source::{Access, BucketService, Uri, not_object_storage};
 
 /// How long one request may take: a part of an upload over a slow line, or a copy of 5 GiB within the store.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
@@ -34,7 +34,7 @@ pub fn open(uri: &Uri, access: &Access) -> Result<Opened> {
     match uri {
         Uri::File(path) => Ok((local(path)?, None)),
         Uri::Http(_) | Uri::Hf { .. } | Uri::Bt(_) => {
-            let text = format!("{uri} can't hold a mirror; use a bucket, or file:///directory");
+            let text = format!("{uri} cannot hold a mirror; use a bucket, or file:///directory");
             Err(Error::new(Kind::Unsupported, text))
         }
         _ => {
@@ -42,7 +42,7 @@ pub fn open(uri: &Uri, access: &Access) -> Result<Opened> {
                 KeyCache::lazy(uri, access, &HttpClient::new(Policy::none(), access.authorities.as_deref())?);
             let keys = Arc::new(keys);
             let store = cloud(uri, access, &keys)
-                .map_err(|e| e.context(format!("the mirror {uri} can't be opened")))?;
+                .map_err(|e| e.context(format!("the mirror {uri} cannot be opened")))?;
             Ok((store, Some(keys)))
         }
     }
@@ -90,7 +90,7 @@ fn cloud(uri: &Uri, access: &Access, keys: &Arc<KeyCache>) -> Result<MirrorStore
                 .with_http_connector(connector);
             MirrorStore::service(Arc::new(builder.build().map_err(invalid)?), prefix)
         }
-        _ => return Err(Error::new(Kind::Unsupported, "it is no object storage")),
+        _ => return Err(not_object_storage(uri)),
     })
 }
 

@@ -30,7 +30,7 @@ use crate::blob::Blob;
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{self, HttpClient};
 use crate::manifest::{Listing, escape};
-use crate::source::{Access, BucketService, Uri};
+use crate::source::{Access, BucketService, Uri, not_object_storage};
 use crate::tier::{Body, Origin, Tier, TierKind, Urgency};
 
 /// The objects below a prefix of a bucket.
@@ -63,7 +63,7 @@ impl BucketOrigin {
             Uri::S3 { bucket, prefix } | Uri::R2 { bucket, prefix, .. } | Uri::Cw { bucket, prefix } => {
                 (prefix, Box::new(s3::S3Bucket::new(bucket, &service, access)?))
             }
-            _ => return Err(Error::new(Kind::Unsupported, "it is not object storage")),
+            _ => return Err(not_object_storage(uri)),
         };
         let keys = KeyCache::open(uri, access, &client).await?;
         Ok(Self {
@@ -132,7 +132,7 @@ impl BucketOrigin {
         match self.client.find(&self.prefix).await? {
             Some(object) => bucket_listing::list_single(&self.client, object, listing).await,
             None => {
-                let text = "there is no such object, and none below it";
+                let text = "no such object, and none below it";
                 Err(Error::new(Kind::NotFound, text))
             }
         }

@@ -42,7 +42,7 @@ impl Pagination {
         for key in keys {
             if self.remembered.as_deref() == Some(key) {
                 let key = String::from_utf8_lossy(key);
-                return Err(self.endless(&format!("lists {key:?} again, pages after it did so before")));
+                return Err(self.endless(&format!("repeats key {key:?} on a later page")));
             }
             last = Some(key);
         }

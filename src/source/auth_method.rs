@@ -107,7 +107,7 @@ impl AuthMethod {
         for key in given.keys().filter(|key| !needed.contains(&key.as_str())) {
             found.reject(
                 &fields.place.key(key),
-                format!("does not go with {METHOD_KEY} {method}; leave it out"),
+                format!("cannot be used with {METHOD_KEY} {method}; leave it out"),
             );
         }
         let absent = |key| !given.contains_key(key) && fields.present(key).is_none_or(Value::is_string);

@@ -8,6 +8,11 @@ use super::endpoint::endpoint;
 use super::uri::Uri;
 use crate::error::{Error, Kind, Result};
 
+/// The error for a source that is in no bucket.
+pub(crate) fn not_object_storage(uri: &Uri) -> Error {
+    Error::new(Kind::Unsupported, format!("scheme {}:// is not object storage", uri.scheme()))
+}
+
 /// The service that a source's bucket is in.
 #[derive(Debug)]
 pub(crate) struct BucketService {
@@ -45,7 +50,7 @@ impl BucketService {
             Uri::Cw { .. } => (given.unwrap_or("US-EAST-04A"), "https://cwobject.com".into(), true),
             Uri::Gs { .. } => ("", "https://storage.googleapis.com".into(), false),
             Uri::Azure { account, .. } => ("", format!("https://{account}.blob.core.windows.net"), false),
-            _ => return Err(Error::new(Kind::Unsupported, "it is not object storage")),
+            _ => return Err(not_object_storage(uri)),
         };
         let named = !region.is_empty() || given.is_none();
         if !named || !region.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') {

@@ -15,7 +15,7 @@ pub fn check(name: &str) -> Result<()> {
         return Ok(());
     }
     let text = format!(
-        "{name:?} can't be a tenant: expected up to {TENANT_NAME_LENGTH_LIMIT} letters, digits, '-' and '_'"
+        "{name:?} cannot be a tenant: expected up to {TENANT_NAME_LENGTH_LIMIT} letters, digits, '-' and '_'"
     );
     Err(Error::new(Kind::Invalid, text))
 }

@@ -111,7 +111,7 @@ impl<'a> Specification<'a> {
         let runtime = self.fields.present("runtime").and_then(Value::as_object);
         let set = |key| runtime.is_some_and(|runtime| runtime.get(key).is_some_and(|value| !value.is_null()));
         if set("enable_cache") && set("cache_config") {
-            let text = "does not go with \"cache_config\", which has taken its place; leave it out";
+            let text = "cannot be used with \"cache_config\", which has taken its place; leave it out";
             found.reject(&self.fields.place.key("runtime").key("enable_cache"), text);
         }
     }

@@ -120,7 +120,7 @@ fn training_job_is_rejected_as_by_truss_train() {
         (
             "enable_cache and cache_config",
             with("/runtime", "enable_cache", true.into()),
-            "runtime.enable_cache: does not go with \"cache_config\", which has taken its place; leave it out",
+            "runtime.enable_cache: cannot be used with \"cache_config\", which has taken its place; leave it out",
         ),
         ("extra field", with("", "foo", 1.into()), &format!("foo: {unknown}")),
         (
@@ -199,7 +199,7 @@ fn job_keys_beside_the_weights_are_reported() {
             serde_json::json!({"model_cache": [{}], "bdn": {"mounts": []}, "weights": weights}),
             true,
             vec![
-                "reject: model_cache: does not go with \"weights\"; keep one of them (`truss migrate` turns it into \
+                "reject: model_cache: cannot be used with \"weights\"; keep one of them (`truss migrate` turns it into \
                  weights)",
                 "warning: bdn: names volumes of another service; they are not mounted here",
                 "warning: weights[0].mount_location: hides the machine's own /etc; a directory below it is safer",

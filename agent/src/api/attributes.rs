@@ -54,7 +54,7 @@ impl Attributes {
     /// trusted.
     ///
     /// # Errors
-    /// The attribute that does not go with such a volume.
+    /// The first attribute that such a volume cannot have.
     pub fn volume(&mut self, tenant: Option<&str>) -> Result<Option<VolumeRequest>, InvalidAttribute> {
         let Some(kind) = VolumeKind::ALL.into_iter().find(|kind| self.has(kind.attribute())) else {
             return Ok(None);
@@ -66,7 +66,7 @@ impl Attributes {
         checkpoint::check_text("the name of a project", &project)
             .map_err(|e| InvalidAttribute::new(kind.attribute(), e))?;
         if let Some(key) = self.0.keys().next() {
-            return Err(InvalidAttribute::new(key, format!("does not go with {kind}")));
+            return Err(InvalidAttribute::new(key, format!("cannot be used with {kind}")));
         }
         Ok(Some(VolumeRequest {
             kind,
@@ -154,11 +154,11 @@ impl Attributes {
         }
         let anonymous = self.flag("anonymous")?;
         if anonymous && has_secret {
-            let text = "does not go with a secret; remove one of them";
+            let text = "cannot be used with a secret; remove one of them";
             return Err(InvalidAttribute::new("anonymous", text));
         }
         let (endpoint, region) = (self.take("endpoint"), self.take("region"));
-        let unfit = |key| InvalidAttribute::new(key, format!("does not go with {}://", uri.scheme()));
+        let unfit = |key| InvalidAttribute::new(key, format!("cannot be used with {}://", uri.scheme()));
         if region.is_some() && access.s3_mut(uri).is_none() {
             return Err(unfit("region"));
         }
@@ -181,7 +181,7 @@ impl Attributes {
     /// Refuses attributes that were not used: they may be misspelt.
     fn refuse_others(&self) -> Result<(), InvalidAttribute> {
         let Some(key) = self.0.keys().next() else { return Ok(()) };
-        Err(InvalidAttribute::new(key, "there is no such attribute; docs/containers.md lists all"))
+        Err(InvalidAttribute::new(key, "no such attribute; docs/containers.md lists all"))
     }
 
     fn layout(&mut self, uri: &Uri) -> Result<Option<TreeLayout>, InvalidAttribute> {
@@ -235,7 +235,7 @@ mod tests {
             ("tenant", "../x", "tenant: "),
             ("layout", "flat", "layout: \"flat\" is not a layout"),
             ("layout", "hf-cache", "layout: s3://b: the layout hf-cache is for hf:// sources only"),
-            ("cacheDir", "/", "cacheDir: there is no such attribute"),
+            ("cacheDir", "/", "cacheDir: no such attribute"),
         ] {
             let error = request(&[("source", "s3://b"), (key, value)]).expect_err(key).to_string();
             assert!(error.starts_with(words) && !error.contains('\n'), "{error}");
@@ -257,9 +257,9 @@ mod tests {
         assert_eq!((named.kind, named.tenant.as_deref()), (VolumeKind::Checkpoints, Some("team")));
         assert_eq!(volume(&[("source", "s3://b")]).expect("valid"), None);
         for (key, value, words) in [
-            ("source", "s3://b", "source: does not go with checkpoints"),
-            ("staging", "lazy", "staging: does not go with checkpoints"),
-            ("projectCache", "llama", "projectCache: does not go with checkpoints"),
+            ("source", "s3://b", "source: cannot be used with checkpoints"),
+            ("staging", "lazy", "staging: cannot be used with checkpoints"),
+            ("projectCache", "llama", "projectCache: cannot be used with checkpoints"),
             ("tenant", "../x", "tenant: "),
             ("checkpoints", "", "checkpoints: "),
         ] {

@@ -28,7 +28,7 @@ impl ContainerVolumes {
                 .collect::<Vec<_>>())
         });
         match found.await {
-            Err(error) => tracing::error!("volumes of containers can't be restored: {error}"),
+            Err(error) => tracing::error!("volumes of containers cannot be restored: {error}"),
             Ok(found) => {
                 for volume in found {
                     volume.set_published();

@@ -80,7 +80,7 @@ impl MirrorQueue {
                     return Err(error.context(format!("cannot mirror {uri}")));
                 };
                 let listed = text::minute(listed.timestamp());
-                note(format!("{uri} can't be mirrored anew, so it is as of {listed}: {error}"));
+                note(format!("cannot update the mirror of {uri}; using the copy of {listed}: {error}"));
             }
         }
         Ok(())

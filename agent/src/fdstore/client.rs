@@ -228,8 +228,11 @@ impl FdStore {
             match self.lock()? {
                 Ok(lock) => return Ok(lock),
                 Err(owner) if begin.elapsed() > FDSTORE_KILL_TIMEOUT => {
-                    let text =
-                        format!("the fd store of {} (process {owner}) does not end", self.cache.display());
+                    let text = format!(
+                        "the fd store of {} (process {owner}) did not exit within {} s",
+                        self.cache.display(),
+                        FDSTORE_KILL_TIMEOUT.as_secs()
+                    );
                     return Err(Error::new(Kind::Timeout, text));
                 }
                 Err(_) => std::thread::sleep(FDSTORE_KILL_POLL_INTERVAL),

@@ -21,7 +21,7 @@ use super::FDSTORE_ANSWER_TIMEOUT;
 use super::heartbeat::{Heartbeats, STOPPED_CHECK_INTERVAL, signal_peer};
 use super::wire::{self, Message, VERSION};
 use crate::context::Context;
-use crate::text;
+use crate::{runtime, text};
 
 /// How long the agent that started it may take to connect.
 const FIRST_AGENT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -37,7 +37,7 @@ const FULL_QUEUE_INTERVAL: Duration = Duration::from_millis(10);
 pub fn run() -> Result<()> {
     // Fails only where it already leads a session, which is what is wanted.
     let _ = rustix::process::setsid();
-    rustix::thread::set_name(c"bdnfs-holder").context("cannot name the process")?;
+    runtime::set_process_name(c"bdnfs-holder")?;
     println!("{}", std::process::id());
     FdStoreProcess::new(false)?.serve()
 }
@@ -61,7 +61,7 @@ pub fn run_service(path: &Path) -> Result<()> {
     // The same path as that of an fd store that an agent starts.
     let listener = super::client::listen_at(path).with_context(cannot)?;
     rustix::stdio::dup2_stdin(&listener).with_context(cannot)?;
-    rustix::thread::set_name(c"bdnfs-holder").context("cannot name the process")?;
+    runtime::set_process_name(c"bdnfs-holder")?;
     tracing::info!(
         "bdnfs {} holds mounts for the agent that connects to {}",
         env!("CARGO_PKG_VERSION"),
@@ -249,7 +249,7 @@ impl FdStoreProcess {
                 "the agent sent no heartbeat for half a minute and was killed: the next one takes over"
             );
         } else {
-            tracing::warn!("the agent sends no heartbeat, and can't be killed from here: restart it");
+            tracing::warn!("the agent sends no heartbeat, and cannot be killed from here: restart it");
         }
     }
 

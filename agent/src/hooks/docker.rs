@@ -246,7 +246,7 @@ impl DockerVolumes {
     /// # Errors
     /// [`Kind::NotFound`].
     fn find(&self, name: &str) -> ApiResult<DockerVolume> {
-        let missing = || Failure::new(Kind::NotFound, format!("there is no volume {name}"));
+        let missing = || Failure::new(Kind::NotFound, format!("no such volume: {name}"));
         self.table.lock().get(name).cloned().ok_or_else(missing)
     }
 
@@ -341,7 +341,7 @@ mod tests {
         for (key, value, words) in [
             ("source", "https://h/x?sig=hush", "option source: a signed URL expires"),
             ("anonymous", "yes", "option anonymous: expected true or false"),
-            ("secretKey", "hf", "option secretKey: there is no such attribute"),
+            ("secretKey", "hf", "option secretKey: no such attribute"),
         ] {
             let mut pairs = vec![("source", "https://h/x")];
             pairs.retain(|(name, _)| *name != key);

@@ -100,7 +100,7 @@ impl IdleSupervisor {
 }
 
 fn failed(why: String) -> Error {
-    Error::new(Kind::Unavailable, format!("the job can't be launched: {why}"))
+    Error::new(Kind::Unavailable, format!("the job cannot be launched: {why}"))
 }
 
 /// A supervisor that lives, whichever agent started it.

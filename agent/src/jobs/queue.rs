@@ -259,7 +259,7 @@ impl JobQueue {
     }
 
     fn find(&self, id: u64) -> ApiResult<Arc<Job>> {
-        let missing = || Failure::new(Kind::NotFound, format!("there is no job {id}"));
+        let missing = || Failure::new(Kind::NotFound, format!("no such job: {id}"));
         self.table.lock().jobs.get(&id).cloned().ok_or_else(missing)
     }
 

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use crate::api::job::JobExit;
 use crate::context::Context;
 use crate::durable::write_json;
-use crate::volumes;
+use crate::{runtime, volumes};
 
 mod commands;
 pub mod log;
@@ -129,7 +129,7 @@ pub enum SupervisorReply {
 pub fn run() -> Result<()> {
     // Fails only where it already leads a session, which is what is wanted.
     let _ = rustix::process::setsid();
-    rustix::thread::set_name(c"bdnfs-launch").context("cannot name the process")?;
+    runtime::set_process_name(c"bdnfs-launch")?;
     let lock = take_lock()?;
     let host = namespace::HostNamespace::open()?;
     let guarded: Vec<PathBuf> = receive()?.unwrap_or_default();
@@ -189,7 +189,7 @@ fn prepare(order: &SupervisorOrder, lock: File) -> Result<(JobDirectory, Supervi
     }
     let directory = JobDirectory::open(&order.directory, locks)?;
     rustix::process::set_child_subreaper(rustix::process::getpid().into())
-        .context("cannot become the parent of orphans")?;
+        .context("cannot become a child subreaper")?;
     rustix::process::umask(Mode::from_bits_truncate(order.umask));
     let covered =
         namespace::enter(&order.sources, &order.volume, &order.jobs, &order.directory.join(ROOT_DIRECTORY))?;

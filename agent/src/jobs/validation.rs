@@ -90,7 +90,7 @@ fn check_workdir(workdir: &Path, places: &[&Path]) -> Result<()> {
 
 fn check_variable(name: &str, value: &Variable, stores: &[SecretStore]) -> Result<()> {
     if name.is_empty() || name.contains(['=', '\0']) {
-        return invalid(format!("{name:?} can't be the name of a variable"));
+        return invalid(format!("{name:?} cannot be the name of a variable"));
     }
     match value {
         Variable::Text(text) if text.contains('\0') => {

@@ -69,7 +69,7 @@ impl SourceHistory {
             records.put(&name, &snapshots)
         });
         if let Err(error) = remembered.await {
-            tracing::warn!("a source can't be mounted from the cache alone: {error}");
+            tracing::warn!("a source cannot be mounted from the cache alone: {error}");
         }
     }
 }

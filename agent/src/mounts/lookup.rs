@@ -219,7 +219,7 @@ async fn fall_back_to_origin(
     let pinned = found.map_or_else(|| uri.clone(), |found| pinned(uri, &found.resolved));
     let resolved =
         list_origin(engine, &pinned, patterns, &request.weights.access).await.map_err(|failure| {
-            let message = format!("{damage}; and it can't be read from its origin: {failure}");
+            let message = format!("{damage}; and it cannot be read from its origin: {failure}");
             // An origin that is away may come back, and meanwhile the cache may have all of it.
             let away = failure.is(Kind::Unavailable) || failure.is(Kind::Timeout);
             if away { Failure { message, ..failure } } else { Failure::new(damage.kind(), message) }

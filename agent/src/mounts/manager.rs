@@ -246,10 +246,11 @@ impl MountManager {
                 let _ = self.remove_record(id).await;
             }
         };
-        // After the timeout the mount ends with its last user, or when the disk that keeps its record answers.
+        // After the timeout the mount ends with its last user, or its record goes when the cache's disk answers.
         if tokio::time::timeout(UNMOUNT_TIMEOUT, forgotten).await.is_err() {
             let at = managed.mountpoint().display();
-            tracing::warn!("{at} is unmounted, but still in use, or the cache's disk does not answer");
+            let why = if lazy { "the cache's disk does not answer" } else { "its files are still in use" };
+            tracing::warn!("{at} is unmounted, but its record is kept: {why}");
         }
         Ok(())
     }
@@ -338,7 +339,7 @@ impl MountManager {
 
     /// The mount with this id.
     pub fn find(&self, id: u64) -> ApiResult<Arc<ManagedMount>> {
-        let missing = || Failure::new(Kind::NotFound, format!("there is no mount {id} any more"));
+        let missing = || Failure::new(Kind::NotFound, format!("no such mount: {id}"));
         self.table().mounts.get(&id).cloned().ok_or_else(missing)
     }
 

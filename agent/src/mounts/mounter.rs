@@ -199,7 +199,7 @@ impl Mounter {
         let mut warnings = text::notes(snapshot.notes(), source);
         if mount.lacks_passthrough() {
             warnings.push(
-                "the kernel can't read local files by itself (that needs Linux 6.9 and root), so reads go \
+                "the kernel cannot read local files by itself (that needs Linux 6.9 and root), so reads go \
                  through the agent and are slower"
                     .to_owned(),
             );

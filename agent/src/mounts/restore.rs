@@ -172,7 +172,7 @@ async fn restore_one(manager: &Arc<MountManager>, last: LastMount) -> Option<Arc
         (Err(failure), _) | (_, Err(failure)) => failure,
     };
     let at = record.request.weights.mountpoint.display();
-    tracing::error!("{} can't be mounted at {at} again: {why}", record.request.weights.source);
+    tracing::error!("{} cannot be mounted at {at} again: {why}", record.request.weights.source);
     manager.table().failed.insert(id, FailedMount { record, why, _snapshot: snapshot.ok() });
     None
 }

@@ -175,15 +175,18 @@ impl BindTarget {
             Errno::LOOP | Errno::NOTDIR | Errno::XDEV | Errno::PERM | Errno::ACCESS => Kind::Refused,
             _ => Kind::Disk,
         };
-        let why =
-            if error == Errno::LOOP { "there is a link on the way".to_owned() } else { error.to_string() };
+        let why = if error == Errno::LOOP {
+            "a component of the path is a symbolic link".to_owned()
+        } else {
+            error.to_string()
+        };
         let text = format!("target {}: {what}: {why}", self.path().display());
         Error::with(kind, text, io::Error::from(error))
     }
 }
 
 fn missing(directory: &Path, error: io::Error) -> Error {
-    Error::with(Kind::NotFound, format!("the target directory {} can't be used", directory.display()), error)
+    Error::with(Kind::NotFound, format!("the target directory {} cannot be used", directory.display()), error)
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ impl Publications {
                 let (path, new) = (path.clone(), devices.clone());
                 match blocking(move || write(&path, &new)).await {
                     Ok(()) => written = Some(devices),
-                    Err(error) => tracing::warn!("{error}; containers can't use sources by --device"),
+                    Err(error) => tracing::warn!("{error}; containers cannot use sources by --device"),
                 }
             }
             tokio::time::sleep(CDI_UPDATE_INTERVAL).await;

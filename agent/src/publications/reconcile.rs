@@ -57,7 +57,7 @@ impl Publications {
                     tracing::info!("publication {name} ended while there was no agent");
                     self.take_down(&publication, false).await;
                 }
-                Err(error) => tracing::error!("publication {name} can't be restored: {error}"),
+                Err(error) => tracing::error!("publication {name} cannot be restored: {error}"),
             }
         }
     }

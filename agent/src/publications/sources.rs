@@ -57,8 +57,7 @@ impl Publications {
         wait: Duration,
     ) -> ApiResult<PublicationStatus> {
         let Some(source) = self.config.sources.iter().find(|source| source.name == name) else {
-            let text =
-                format!("there is no source {name:?}: the agent's configuration has no [sources.{name}]");
+            let text = format!("no such source: {name:?}; the agent's configuration has no [sources.{name}]");
             return Err(Failure::new(Kind::NotFound, text));
         };
         self.publish(&source.key(), source.request.clone(), wait, Milestone::Published).await

@@ -98,7 +98,7 @@ impl Saver {
         self.refused.insert(unit.name().to_owned(), unit.fingerprint);
         self.retry.remove(unit.name());
         self.record.report.failures += 1;
-        self.record.note(format!("{:?} can't be saved: {error}", unit.name()));
+        self.record.note(format!("{:?} cannot be saved: {error}", unit.name()));
     }
 
     /// Leaves a unit where it is that was being written when the job was killed.

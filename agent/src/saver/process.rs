@@ -29,7 +29,7 @@ pub fn has_saver(volume: &Path) -> bool {
 /// # Errors
 /// [`Kind::Unavailable`]; [`Kind::Disk`], [`Kind::NoSpace`].
 pub async fn start(order: &SaveOrder) -> Result<()> {
-    let failed = |why: String| Error::new(Kind::Unavailable, format!("the saver can't be started: {why}"));
+    let failed = |why: String| Error::new(Kind::Unavailable, format!("the saver cannot be started: {why}"));
     let mut command = Command::new("/proc/self/exe");
     command.arg0("bdnfs").arg("save").env_clear().current_dir("/");
     if let Some(level) = std::env::var_os("BDNFS_LOG") {

@@ -52,14 +52,14 @@ impl ProcessScrape {
 
     /// Writes the figures as metrics.
     pub fn encode(&self, page: &mut Page<'_>) -> fmt::Result {
-        let text = "Processor time that the agent used.";
+        let text = "CPU time used by the agent.";
         page.counter("process_cpu", text, Some(Unit::Seconds), [sample([], self.cpu)])?;
-        let text = "Memory of the agent that is resident.";
+        let text = "Resident memory of the agent.";
         page.gauge("process_resident_memory", text, Some(Unit::Bytes), [sample([], self.resident)])?;
         page.gauge("process_threads", "Threads of the agent.", None, [sample([], self.threads)])?;
-        page.gauge("process_open_fds", "Descriptors that it has open.", None, [sample([], self.open)])?;
+        page.gauge("process_open_fds", "Open file descriptors of the agent.", None, [sample([], self.open)])?;
         let most = self.most.map(|most| sample([], most));
-        page.gauge("process_max_fds", "The most that it may have open.", None, most)
+        page.gauge("process_max_fds", "Limit of open file descriptors of the agent.", None, most)
     }
 }
 

@@ -138,7 +138,7 @@ impl opentelemetry_sdk::trace::SpanExporter for ReportingExporter {
         match &sent {
             Err(error) if !was_lost => {
                 tracing::warn!(
-                    "traces can't be sent to {}, and are dropped until they can be: {error}",
+                    "traces cannot be sent to {}, and are dropped until they can be: {error}",
                     self.to.0
                 );
             }

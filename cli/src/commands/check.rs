@@ -272,7 +272,7 @@ fn find_secrets(
             Ok(Some(_)) => {}
             Ok(None) => {
                 let stores: String = stores.iter().map(|store| format!(", not in {store}")).collect();
-                let text = format!("secret not found: not in {}{stores}", secrets::variable(&name));
+                let text = format!("no such secret: not in {}{stores}", secrets::variable(&name));
                 findings.warn(&place, text);
             }
             Err(error) => findings.warn(&place, error.to_string()),

@@ -26,7 +26,7 @@ pub fn run(args: &DaemonArgs) -> Result<()> {
     // Fails only for a session leader, which is what is wanted.
     let _ = rustix::process::setsid();
     // Started as /proc/self/exe, its name would be "exe".
-    rustix::thread::set_name(c"bdnfs").context("cannot name the process")?;
+    bdnfs_agent::runtime::set_process_name(c"bdnfs")?;
     runtime::block_on_threads(serve(AgentConfig::on_demand(args.cache.open()?)))
 }
 

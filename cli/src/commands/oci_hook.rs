@@ -29,7 +29,7 @@ pub struct OciHookArgs {
     /// Start containers before everything is local
     #[arg(long)]
     lazy: bool,
-    /// Fail a container whose weights take longer. Less than the timeout of the hook itself
+    /// Timeout of staging; must be below the timeout of the hook itself
     #[arg(long, value_name = "DURATION", value_parser = text::parse_duration, default_value = "59m")]
     timeout: Duration,
     #[command(flatten)]
@@ -95,7 +95,7 @@ async fn publish(
     for (key, request) in requests {
         let status = publish_until(client, key, request, until).await?;
         if status.state != PublicationState::Published {
-            bail!("the weights are not local in time: {}; raise --timeout of the hook", status.message);
+            bail!("staging timed out: {}; raise --timeout of the hook", status.message);
         }
         bases.push(status.path.context("the agent does not say where it has published the weights")?);
     }

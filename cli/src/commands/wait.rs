@@ -71,7 +71,7 @@ async fn job(client: &Client, id: u64, condition: WaitCondition) -> Result<()> {
 /// Waits for the source `name` of the agent's configuration.
 async fn source(client: &Client, name: &str, until: WaitCondition) -> Result<()> {
     if until != WaitCondition::Ready {
-        bail!("a source of the agent's configuration does not end");
+        bail!("cannot wait for a source of the agent's configuration to end");
     }
     if !is_publication_key(name) {
         bail!("{name}: not a mount point, and not the name of a source");

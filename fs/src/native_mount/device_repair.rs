@@ -202,7 +202,7 @@ impl NativeSuperblock {
         if let Some(hidden) = hidden {
             let hidden = String::from_utf8_lossy(&hidden).escape_debug().to_string();
             let text = format!(
-                "blob {key} is right again, but {hidden} can't be reached to drop its pages: unmount what covers it"
+                "blob {key} is right again, but {hidden} cannot be reached to drop its pages: unmount what covers it"
             );
             return Err(Error::new(Kind::Disk, text));
         }

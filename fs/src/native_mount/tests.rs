@@ -230,7 +230,7 @@ fn native_mount_that_another_mount_covers_fails_to_drop_pages() {
     rustix::mount::mount("none", &at, "tmpfs", rustix::mount::MountFlags::empty(), c"").expect("covered");
     fs::write(at.join("file"), "another").expect("written");
     let error = drop_pages().expect_err("it is covered").to_string();
-    assert!(error.contains("file can't be reached"), "{error}");
+    assert!(error.contains("file cannot be reached"), "{error}");
     mounts::unmount(&at).expect("uncovered");
     assert_eq!(drop_pages().expect("dropped").files, "file");
 }

@@ -78,7 +78,7 @@ pub fn read(profile: &AwsProfile) -> Result<Option<ProfileSettings>> {
         if profile.name.is_none() {
             return Ok(None);
         }
-        let text = format!("there is no AWS profile {name:?} (AWS_PROFILE) in {}", places(profile));
+        let text = format!("no such AWS profile: {name:?} (AWS_PROFILE) in {}", places(profile));
         return Err(Error::new(Kind::Refused, text));
     };
     Ok(Some(ProfileSettings {
@@ -112,7 +112,9 @@ impl ProfileFiles {
     fn keys(&self, name: &str, depth: usize) -> Result<ProfileKeys> {
         let refuse = |what: String| Error::new(Kind::Refused, format!("the AWS profile {name:?} {what}"));
         let depth = depth.checked_sub(1).ok_or_else(|| {
-            refuse(format!("is its own source_profile, or one of more than {PROFILE_CHAIN_LIMIT} in a row"))
+            refuse(format!(
+                "is in a loop of source_profile, or in a chain of more than {PROFILE_CHAIN_LIMIT}"
+            ))
         })?;
         let section = self
             .section(name)
@@ -289,8 +291,11 @@ region = eu-west-2
     #[test]
     fn profile_that_is_incomplete_is_refused_without_showing_keys() {
         for (name, said) in [
-            ("none", "there is no AWS profile \"none\" (AWS_PROFILE) in "),
-            ("loop", "the AWS profile \"loop2\" is its own source_profile, or one of more than 5 in a row"),
+            ("none", "no such AWS profile: \"none\" (AWS_PROFILE) in "),
+            (
+                "loop",
+                "the AWS profile \"loop2\" is in a loop of source_profile, or in a chain of more than 5",
+            ),
             (
                 "sso",
                 "the AWS profile \"sso\" gets its keys by sso_session, which only AWS's own tools support; run `aws configure \

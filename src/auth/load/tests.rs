@@ -107,12 +107,12 @@ fn loader_that_fails_names_the_secret_and_never_its_value() {
     let at = dir.path().display();
     let (directory, file) = (|name| SecretStore::Directory(path(name)), |name| SecretStore::File(path(name)));
     for (name, stores, said) in [
-        ("x", vec![], "there is no secret \"x\": no secret store is named".to_owned()),
+        ("x", vec![], "no such secret: \"x\" (no secret store is named)".to_owned()),
         (
             "x",
             vec![environment(BTreeMap::new()), directory("d")],
             format!(
-                "there is no secret \"x\": not in the environment (X), not in the directory {at}/d"
+                "no such secret: \"x\" (not in the environment (X), not in the directory {at}/d)"
             ),
         ),
         (

@@ -116,7 +116,7 @@ fn listing_without_scratch_space_is_an_error() {
     (0..9).for_each(|i| listing.file(file(&format!("f{i}"), 5)));
     let error = listing.check_spill().and_then(|()| finish(listing).map(drop)).expect_err("no room");
     assert_eq!(error.kind(), Kind::Disk);
-    let text = "the listing is too long for memory, and can't be kept in /proc/no-such-directory: ";
+    let text = "the listing is too long for memory, and cannot be kept in /proc/no-such-directory: ";
     assert!(error.to_string().contains(text), "{error}");
 }
 

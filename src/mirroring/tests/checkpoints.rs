@@ -114,7 +114,7 @@ async fn index_entry_that_is_damaged_or_of_another_checkpoint_is_refused() {
     flipped.splice(at..at + 4, *b"null");
     store.put(&key("one"), flipped.into()).await.expect("flipped");
     let faults = index_faults(&mirror).await;
-    assert!(faults[0].contains("/p/j/one/0 is damaged (its check is another one)"), "{faults:?}");
+    assert!(faults[0].contains("/p/j/one/0 is damaged (checksum mismatch)"), "{faults:?}");
     assert!(faults[1].contains("/p/j/two/0 is damaged (it is that of bt://p@j/one)"), "{faults:?}");
     // What can't be read can be removed.
     assert!(mirror.remove_checkpoint(&id("p", "j", "one", 0)).await.expect("removed"));

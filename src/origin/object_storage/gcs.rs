@@ -58,7 +58,7 @@ impl ObjectApi for GcsBucket {
         let page: Items =
             serde_json::from_slice(text).map_err(|e| not_a_listing("Google Cloud Storage", e))?;
         if page.kind.is_none() && page.items.is_empty() {
-            return Err(not_a_listing("Google Cloud Storage", "it does not say what it is"));
+            return Err(not_a_listing("Google Cloud Storage", "no `kind` field"));
         }
         let mut objects = Vec::with_capacity(page.items.len());
         for item in page.items {

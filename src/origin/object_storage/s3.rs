@@ -69,7 +69,7 @@ impl ObjectApi for S3Bucket {
         };
         if page.is_truncated && page.next_continuation_token.is_none() {
             let text =
-                "the service says that its listing goes on, and not where: it may not support ListObjectsV2";
+                "truncated listing without a continuation token; the service may not support ListObjectsV2";
             return Err(Error::new(Kind::Unsupported, text));
         }
         let objects = page.contents.into_iter().map(object).collect();

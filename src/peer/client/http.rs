@@ -87,7 +87,7 @@ impl HttpPeerClient {
             }
         };
         let failed = |e: reqwest::Error| {
-            Error::with(Kind::Unavailable, format!("the member at {to} can't be reached"), e.without_url())
+            Error::with(Kind::Unavailable, format!("the member at {to} cannot be reached"), e.without_url())
         };
         let request = self
             .gossip_client()?

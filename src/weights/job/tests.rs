@@ -112,7 +112,7 @@ fn truss_config_has_variables_and_unmounted_data() {
     let both = serde_json::json!({
         "hf_cache": [{"repo_id": "o/r"}], "weights": [{"source": "s3://b/x", "mount_location": "/m"}],
     });
-    let text = "does not go with \"weights\"; keep one of them (`truss migrate` turns it into weights)";
+    let text = "cannot be used with \"weights\"; keep one of them (`truss migrate` turns it into weights)";
     assert_eq!(lines(&read(&both, Rules::default()).1), [format!("reject: hf_cache: {text}")]);
 }
 

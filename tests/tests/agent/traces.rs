@@ -82,7 +82,7 @@ fn collector_unreachable_is_logged_once() {
     let machine = machine.env("OTEL_BSP_SCHEDULE_DELAY", "100");
     let agent = machine.agent(&format!("[telemetry]\notlp = \"{}\"", collector.server.url()));
     let point = machine.mount("s3://bucket", "mnt");
-    let output = || agent.log().matches("traces can't be sent").count();
+    let output = || agent.log().matches("traces cannot be sent").count();
     assert_eq!(fs::read(point.join("a")).unwrap(), contents[0]);
     eventually("it is told of", || output() == 1);
     collector.server.resume();

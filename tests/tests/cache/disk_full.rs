@@ -47,7 +47,7 @@ fn listing_without_disk_space_fails_and_cleans_up() {
     let says = |directory: &Path| {
         let directory = directory.display();
         format!(
-            "bdnfs: s3://large-bucket: the listing is too long for memory, and can't be kept in {directory}: No space left on device (os error 28)"
+            "bdnfs: s3://large-bucket: the listing is too long for memory, and cannot be kept in {directory}: No space left on device (os error 28)"
         )
     };
     let machine = || Machine::new().s3(&bucket.server.url(), &bdnfs_tests::s3::Keys::sample());

@@ -45,5 +45,5 @@ fn wait_for_a_named_source_returns_when_it_is_published_or_has_failed() {
     let sources = agent.get("/v1/sources").json();
     assert_eq!(sources["sources"][0]["publication"]["state"], "published", "{sources}");
     env.machine.run(&["wait", "none", "--timeout", "60s"]).fails(&["waiting for none", "s3://nothing"]);
-    env.machine.run(&["wait", "unknown"]).fails(&["there is no source \"unknown\"", "[sources.unknown]"]);
+    env.machine.run(&["wait", "unknown"]).fails(&["no such source: \"unknown\"", "[sources.unknown]"]);
 }

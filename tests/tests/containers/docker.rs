@@ -144,8 +144,8 @@ fn volume_that_cannot_be_created_says_why_and_leaves_nothing() {
     for (options, words) in [
         ("", "option source: is missing"),
         ("-o source=file:///nowhere", "/nowhere"),
-        ("-o source=hf://o/m -o secret=absent", "there is no secret \"absent\""),
-        ("-o source=hf://o/m -o sauce=1", "option sauce: there is no such attribute"),
+        ("-o source=hf://o/m -o secret=absent", "no such secret: \"absent\""),
+        ("-o source=hf://o/m -o sauce=1", "option sauce: no such attribute"),
         ("-o source=https://h/x?sig=hush", "option source: a signed URL expires"),
     ] {
         let output = create(options);
@@ -284,7 +284,7 @@ fn volume_mounted_twice_with_one_id_is_unmounted_by_one_call() {
     let (code, answer) = plugin.call("Plugin.Activate", DOCKER, &json!({}));
     assert_eq!((code, answer), (200, json!({"Implements": ["VolumeDriver"]})));
     assert_eq!(plugin.succeed("Capabilities", DOCKER, "")["Capabilities"]["Scope"], "local");
-    assert_eq!(plugin.refused("Get", DOCKER), "there is no volume volume");
+    assert_eq!(plugin.refused("Get", DOCKER), "no such volume: volume");
     for _ in 0..2 {
         plugin.succeed("Create", DOCKER, "");
         plugin.succeed("Mount", DOCKER, "one");

@@ -246,7 +246,7 @@ fn untrusted_request_is_limited_to_its_own_secret_and_public_services() {
         (json!({"source": "file:///etc"}), "source: "),
         (json!({"source": "s3://bucket", "uid": 0}), "uid: "),
         (json!({"source": "s3://bucket"}), "those of this machine are not for this source"),
-        (json!({"source": "s3://bucket", "access": by_node}), "there is no secret \"node\""),
+        (json!({"source": "s3://bucket", "access": by_node}), "no such secret: \"node\""),
     ] {
         let answer = put(&agent, "pod", &request, 60);
         let message = answer.json()["message"].as_str().unwrap().to_owned();

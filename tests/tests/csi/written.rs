@@ -234,7 +234,7 @@ fn volume_to_write_to_that_cannot_be_is_refused_by_name_and_leaves_nothing() {
     refused(&inline(&one), Code::PermissionDenied, "inline_volumes");
     refused(&inline(&[("projectCache", "llama")]), Code::PermissionDenied, "projectCache: ");
     let both = [("checkpoints", "llama"), ("source", "s3://bucket")];
-    refused(&owned(&both), Code::InvalidArgument, "source: does not go with checkpoints");
+    refused(&owned(&both), Code::InvalidArgument, "source: cannot be used with checkpoints");
     refused(&PodVolume { read_only: true, ..owned(&one) }, Code::InvalidArgument, "checkpoints: ");
     let reader = PodVolume { mode: Mode::MultiNodeReaderOnly, ..owned(&one) };
     refused(&reader, Code::InvalidArgument, "ReadWriteOnce");

@@ -57,7 +57,7 @@ fn job_posted_with_what_the_command_refuses_is_refused_at_once() {
     refused(&agent, folder, "load_checkpoint_config.download_folder: must be absolute, not loaded");
     refused(&agent, json!({"start_commands": ["true", "echo a\0b"]}), "start_commands[1] contains a NUL");
     refused(&agent, json!({"environment": {"A": "b\0"}}), "the variable A contains a NUL");
-    refused(&agent, json!({"environment": {"A\0": "b"}}), "can't be the name of a variable");
+    refused(&agent, json!({"environment": {"A\0": "b"}}), "cannot be the name of a variable");
     for (places, words) in [
         (vec!["/"], "weights[0].mount_location: is the root"),
         (vec!["/mnt/../etc"], r#"has ".." in it"#),

@@ -36,5 +36,5 @@ fn damaged_mirror_with_origin_away_is_mounted_from_the_cache() {
     // Who never had it is told of both.
     let fresh = Machine::new().s3(&env.s3.server.url(), &Keys::sample());
     let told = fresh.try_mount("s3://bucket", &fresh.directory("mnt"), &options[1..]);
-    told.fails(&["is damaged", "can't be read from its origin", "Connection refused"]);
+    told.fails(&["is damaged", "cannot be read from its origin", "Connection refused"]);
 }

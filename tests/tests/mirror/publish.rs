@@ -273,7 +273,7 @@ fn mirror_manifest_damaged_is_named_and_bypassed() {
         fs::rename(&bucket, &away).unwrap();
         let (ran, _) = mount(&env.second_machine());
         fs::rename(&away, &bucket).unwrap();
-        ran.fails(&[name, "can't be read from its origin", "bucket"]);
+        ran.fails(&[name, "cannot be read from its origin", "bucket"]);
         env.put(&format!("new-{}", &name[..8]), 5000);
         right(&[name, other]);
     }

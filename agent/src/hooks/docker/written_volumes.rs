@@ -78,7 +78,7 @@ impl DockerVolumes {
                 volume.content.begin(new)
             })
         };
-        let missing = || Failure::new(Kind::NotFound, format!("there is no volume {name}"));
+        let missing = || Failure::new(Kind::NotFound, format!("no such volume: {name}"));
         let (job, request) = begun.ok_or_else(missing)?;
         let key = key(name, &job);
         let published = tokio::time::timeout(self.wait_limit(by), self.written.publish(&key, request)).await;
@@ -105,7 +105,7 @@ impl DockerVolumes {
         });
         let Some(job) = ended else { return };
         if let Err(failure) = self.written.unpublish(&key(name, &job)).await {
-            tracing::warn!("the volume {name} is not ended: {failure}");
+            tracing::warn!("cannot unpublish volume {name}: {failure}");
         }
     }
 

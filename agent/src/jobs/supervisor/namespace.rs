@@ -139,7 +139,7 @@ pub fn check_places(paths: &[&Path]) -> Result<()> {
             Place::find(path).map_err(|e| e.context(format!("cannot mount at {}", path.display())))?;
         if let Some(other) = found.insert(place.path(), path) {
             let what = if path == other {
-                format!("two things are to be at {}", path.display())
+                format!("mount location {} is used twice", path.display())
             } else {
                 let (other, path, place) = (other.display(), path.display(), place.path());
                 format!("the mount locations {other} and {path} are one directory, {}", place.display())

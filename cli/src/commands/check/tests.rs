@@ -27,7 +27,7 @@ weights:
     let expected = r#"file:3: note: weights[0].source: "gpt2" has no owner: the Hub keeps such names of its first days as pointers to where the repository moved; write owner/name, for a pointer may change hands
 file:7: weights[1].mount_location: must be absolute, so begin with a slash: "m"
 file:8: weights[1].auth: auth_method AWS_OIDC needs aws_oidc_region
-file:13: warning: weights[2].auth_secret_name: secret not found: not in BDNFS_SECRET_NO_SUCH
+file:13: warning: weights[2].auth_secret_name: no such secret: not in BDNFS_SECRET_NO_SUCH
 file:14: warning: weights[2].revision: is not a known key; known keys are source, mount_location, auth, auth_secret_name, allow_patterns, ignore_patterns; it is ignored
 file:3: weights[0]: accepted: hf://models/gpt2@main on /models/a
 file:11: weights[2]: accepted: https://host/x?*** on /models/b
@@ -84,7 +84,7 @@ fn check_of_a_missing_secret_of_a_variable_warns() {
     let toml = "[runtime]\nstart_commands = ['true']\nenvironment_variables = { A = { name = 'no-such' }, B = { name = 'hf_access_token' } }\n";
     let said = format_report(&report(Format::Toml, toml));
     let place =
-        "file:3: warning: runtime.environment_variables.A: secret not found: not in BDNFS_SECRET_NO_SUCH";
+        "file:3: warning: runtime.environment_variables.A: no such secret: not in BDNFS_SECRET_NO_SUCH";
     assert!(said.contains(place), "{said}");
     assert!(said.contains("secret \"no-such\": not found\n"), "{said}");
     assert!(said.contains("secret \"hf_access_token\": in environment variable"), "{said}");
@@ -121,12 +121,12 @@ fn check_rejects_overlapping_or_relative_job_directories() {
         (
             enabled("checkpointing_config", "checkpoint_path = '/models/a'"),
             "/models/a",
-            "file:3: runtime.checkpointing_config.checkpoint_path: two things are to be at /models/a",
+            "file:3: runtime.checkpointing_config.checkpoint_path: mount location /models/a is used twice",
         ),
         (
             enabled("checkpointing_config", "checkpoint_path = '/mnt/bt-scratch'"),
             "/models/a",
-            "two things are to be at /mnt/bt-scratch",
+            "mount location /mnt/bt-scratch is used twice",
         ),
         (
             enabled("cache_config", "mount_base_path = '/c'"),
@@ -136,7 +136,7 @@ fn check_rejects_overlapping_or_relative_job_directories() {
         (
             String::new(),
             "/mnt/bt-scratch",
-            "file:6: weights[0].mount_location: two things are to be at /mnt/bt-scratch; choose another",
+            "file:6: weights[0].mount_location: mount location /mnt/bt-scratch is used twice; choose another",
         ),
     ] {
         let said = said(&runtime, mount);

@@ -26,7 +26,7 @@ pub struct CheckpointGetArgs {
     /// Name of a checkpoint, or bt://project[@job][/checkpoint], where what is left out means the latest
     #[arg(value_name = "NAME")]
     name: String,
-    /// The directory that becomes the checkpoint: one that is missing or empty
+    /// Target directory; must be missing or empty
     #[arg(value_name = "DIR")]
     directory: PathBuf,
     #[command(flatten)]

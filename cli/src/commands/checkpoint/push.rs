@@ -25,7 +25,7 @@ use crate::text;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct CheckpointPushArgs {
-    /// The directory
+    /// Directory to save
     #[arg(value_name = "DIR")]
     directory: PathBuf,
     /// Name of the checkpoint. Default: that of the directory

@@ -22,7 +22,7 @@ pub struct ProjectRemoveArgs {
 const EXAMPLES: &str = "Examples:
   bdnfs project rm llama --mirror s3://mirror
   bdnfs project rm --team research --yes
-What is removed can't be restored. Without --mirror it is removed from this node alone, and what is saved is pulled again for the
+What is removed cannot be restored. Without --mirror it is removed from this node alone, and what is saved is pulled again for the
 next job; with it, the next job on any node finds the cache empty. Checkpoints in the mirror stay: see `bdnfs checkpoint rm`.";
 
 /// The result of a removal.

@@ -53,7 +53,7 @@ fn secret_by_name_for_s3_services_mounts() {
     });
     machine
         .run(&["ls", "s3://bucket", "--secret", "none"])
-        .fails(&["there is no secret \"none\": not in the environment (BDNFS_SECRET_NONE)"]);
+        .fails(&["no such secret: \"none\" (not in the environment (BDNFS_SECRET_NONE)"]);
     machine.run(&["ls", "hf://o/r", "--secret", "aws-key"]).fails(&[
         "the secret \"aws-key\": the Hugging Face credentials are JSON; expected a token alone: hf_..",
     ]);

@@ -82,7 +82,7 @@ fn secret_not_found_is_named_by_the_agent() {
     let bucket = GuardedBucket::new();
     bucket.put("w", MIB);
     let (machine, agent) = machine_with_agent(&bucket);
-    let said = ["there is no secret \"none\": not in the environment (BDNFS_SECRET_NONE), not in "];
+    let said = ["no such secret: \"none\" (not in the environment (BDNFS_SECRET_NONE), not in "];
     let cache = machine.cache().display().to_string();
     for command in ["run", "submit"] {
         let options: &[_] = if command == "run" { &["--cache-dir", &cache] } else { &[] };

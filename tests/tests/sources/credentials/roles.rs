@@ -88,5 +88,5 @@ fn role_with_static_key_or_profile_lists() {
     fs::write(aws.join("config"), config).unwrap();
     assert!(machine.run(&["ls", "s3://bucket"]).succeeds().contains(" w\n"));
     let machine = machine.env("AWS_PROFILE", "none");
-    machine.run(&["ls", "s3://bucket"]).fails(&["there is no AWS profile \"none\" (AWS_PROFILE)"]);
+    machine.run(&["ls", "s3://bucket"]).fails(&["no such AWS profile: \"none\" (AWS_PROFILE)"]);
 }
