@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 /// The name of a blob, and of its file in a cache.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
-    /// Its content's digest.
+    /// The digest of the content.
     Content(Digest),
     /// For content read straight from an origin, whose digest is unknown beforehand: a hash of the origin's
     /// own immutable identity for it. Another domain than content, so the two can never be confused.
@@ -63,9 +63,9 @@ impl fmt::Debug for Key {
 /// A blob as it is known before it is read: how a tier finds it, and how its bytes are verified.
 #[derive(Clone, Debug)]
 pub struct Blob {
-    /// Its name.
+    /// The name.
     pub key: Key,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub size: u64,
     /// The checks of its blocks, in order, where they are known beforehand; proved by the digest in `key`.
     pub checks: Option<std::sync::Arc<[Check]>>,
@@ -76,7 +76,7 @@ pub struct Blob {
     pub version: Bytes,
     /// The SHA-256 of the whole content, where the origin publishes one.
     pub sha256: Option<[u8; 32]>,
-    /// How a mirror keeps it, where one does.
+    /// The form in which a mirror stores it, where one does.
     pub stored: Stored,
 }
 

@@ -106,7 +106,7 @@ fn subtree(size: u64, checks: &[Check]) -> [u8; 32] {
 pub struct Arrival {
     /// The size of the blob that the block is part of, in bytes.
     pub size: u64,
-    /// Which block of the blob it is.
+    /// The index of the block in its blob.
     pub index: u64,
     /// The content as received, before it is verified.
     pub bytes: Bytes,
@@ -147,7 +147,7 @@ pub struct Verified {
 }
 
 impl Verified {
-    /// Which block of its blob this is.
+    /// The index of the block in its blob.
     pub fn index(&self) -> u64 {
         self.index
     }

@@ -15,8 +15,8 @@ pub fn id() -> Result<String> {
     id_line().map(|line| line.trim().to_owned())
 }
 
-/// The id of this boot with the newline that it ends in, as those records have it that were always written so: without it, they would
-/// seem to be of another boot.
+/// The id of this boot with the newline that it ends in, as those records have it that were always written so: without it, they
+/// would seem to be of another boot.
 ///
 /// # Errors
 /// Those of [`id`].

@@ -44,10 +44,10 @@ pub struct Permit {
     bytes: u64,
 }
 
-/// How a budget is used at one moment.
+/// The use of a budget at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct BudgetUsage {
-    /// Its size, in bytes.
+    /// The size, in bytes.
     pub total: u64,
     /// Bytes that are given out.
     pub used: u64,
@@ -95,7 +95,7 @@ impl Budget {
         self.serve(state);
     }
 
-    /// How it is used now.
+    /// The current use of the budget.
     pub fn usage(&self) -> BudgetUsage {
         let state = self.state.lock();
         let waiting = state.queues.iter().flatten().map(|waiter| waiter.bytes).sum();

@@ -69,7 +69,7 @@ const ATIME_UPDATE_INTERVAL: Duration = Duration::from_secs(60);
 pub struct Limits {
     /// The most that blobs may occupy, in bytes; `None`: whatever the reserve leaves.
     pub capacity: Option<u64>,
-    /// What stays free on the file system, in bytes.
+    /// The space that stays free on the file system, in bytes.
     pub reserve: u64,
 }
 
@@ -239,8 +239,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Forgets the blocks of `part`, which are not what the origin publishes. Its file is removed, too, unless the kernel reads it by
-    /// itself.
+    /// Forgets the blocks of `part`, which are not what the origin publishes. Its file is removed, too, unless the kernel reads it
+    /// by itself.
     ///
     /// # Errors
     /// [`Kind::Disk`].

@@ -134,7 +134,7 @@ impl From<CheckpointId> for String {
 /// A checkpoint in the mirror, as its index has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SavedCheckpoint {
-    /// Which one it is: the source that it is published as.
+    /// The identity: the source that it is published as.
     #[serde(rename = "source")]
     pub id: CheckpointId,
     /// The snapshot: its manifest's digest.
@@ -146,7 +146,7 @@ pub struct SavedCheckpoint {
     pub complete: bool,
     /// How many files it has.
     pub files: u64,
-    /// Their bytes.
+    /// Total size of the files, in bytes.
     pub bytes: u64,
     /// When a file of it was last changed, by the clock of the node that wrote it. Orders the checkpoints of a project: they
     /// need not be saved in the order in which they are written.

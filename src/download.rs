@@ -1,8 +1,8 @@
 //! Downloads: copies what a mirror has of a source into a directory, without a mount or a cache.
 //!
 //! The content is written beside the directory, under a name with the snapshot's digest that ends in `.partial`, which takes the
-//! directory's name when all of it is there: a directory is whole, or not there. Every block is verified before it is written. Large files that a
-//! download left unfinished are verified block by block by the next one, which fetches what they lack.
+//! directory's name when all of it is there: a directory is whole, or not there. Every block is verified before it is written.
+//! Large files that a download left unfinished are verified block by block by the next one, which fetches what they lack.
 
 mod partial_directory;
 mod partial_tree;
@@ -78,8 +78,8 @@ pub async fn download(
     download_tree(mirror, id, directory, None, progress).await
 }
 
-/// Copies the entries at `paths` of the snapshot `id` of `mirror`, and the directories that they lie in, into `directory`, which must
-/// be missing or empty.
+/// Copies the entries at `paths` of the snapshot `id` of `mirror`, and the directories that they lie in, into `directory`, which
+/// must be missing or empty.
 ///
 /// # Errors
 /// Those of [`download`].

@@ -77,7 +77,7 @@ pub struct Engine {
     contents: Arc<Contents>,
 }
 
-/// What all tenants of a node share.
+/// The state that all tenants of a node share.
 #[derive(Debug)]
 struct NodeState {
     node: NodeCache,
@@ -112,7 +112,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// How full `node` is.
+    /// The usage of `node`.
     pub fn of(node: &NodeCache) -> Self {
         let evictor = node.evictor();
         let Limits { capacity, reserve } = evictor.limits();
@@ -175,7 +175,7 @@ impl Engine {
         Ok((Self::for_tenant(Arc::new(shared), &config.tenant)?, hold))
     }
 
-    /// This engine for another tenant. Touches the local disk.
+    /// An engine for another tenant, with the same resources. Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Invalid`] for what can't be a tenant, [`Kind::Disk`].

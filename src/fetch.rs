@@ -49,12 +49,12 @@ const INTERLEAVED_GROUPS: usize = 256;
 /// How many blocks of one flight may be hashed and written at the same time as the next ones arrive.
 const BLOCKS_IN_ACCEPTANCE: usize = 3;
 
-/// Which tiers a fetch may ask.
+/// The tiers that a fetch may ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FetchScope {
-    /// All of them, also the owners among the peers, which may make it wait.
+    /// All tiers, also the owners among the peers, which may make it wait.
     All,
-    /// Those that wait for no other node, for other nodes may wait for this fetch.
+    /// Only tiers that wait for no other node, because other nodes may wait for this fetch.
     Direct,
 }
 
@@ -63,7 +63,7 @@ pub enum FetchScope {
 pub enum FetchOutcome {
     /// All blocks were accepted.
     Complete,
-    /// This node has come to own what is still missing, and must fetch it as [`FetchScope::Direct`].
+    /// The node has become the owner of the missing blocks, and must fetch them as [`FetchScope::Direct`].
     BecameOwner,
 }
 
@@ -137,7 +137,7 @@ impl Ladder {
         }
     }
 
-    /// Which tiers a fetch of block `index` of `blob` may ask. An owner waits for no other node.
+    /// The tiers that a fetch of block `index` of `blob` may ask. An owner waits for no other node.
     pub fn scope(&self, blob: &Blob, index: u64) -> FetchScope {
         match self.placement(blob) {
             Some(placement) if !placement.is_owner(blob, index) => FetchScope::All,

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::extent::Extent;
 use crate::tier::Urgency;
 
-/// How a waiter gets its block.
+/// The way in which a waiter gets its block.
 #[derive(Clone, Debug)]
 pub enum Delivery {
     /// The bytes themselves: they have just arrived.
@@ -130,7 +130,7 @@ impl Flight {
         state.ticket
     }
 
-    /// How urgent it is now.
+    /// The current urgency.
     pub fn urgency(&self) -> Urgency {
         self.state.lock().urgency
     }

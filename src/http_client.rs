@@ -68,7 +68,7 @@ impl HttpClient {
         Self::with_resolver(redirects, None, authorities)
     }
 
-    /// The same client, which resolves names with `resolver` instead of as this machine does.
+    /// Like [`new`](Self::new), with names resolved by `resolver` and not as this machine does.
     ///
     /// # Errors
     /// As [`new`](Self::new).

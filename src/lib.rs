@@ -43,8 +43,8 @@
 //! 6. [`cache`]: stores verified blocks, and evicts what is not leased.
 //!
 //! Staging ([`stage`]) takes the same path at the lowest urgency. [`peer_service`] serves the blocks of this node to others,
-//! [`mirroring`] copies a source into a mirror, and [`download`] what a mirror has into a directory. [`native`] writes what is staged as an EROFS image for the
-//! kernel alone. [`engine`] holds all of it together, and is where to begin:
+//! [`mirroring`] copies a source into a mirror, and [`download`] what a mirror has into a directory. [`native`] writes what is
+//! staged as an EROFS image for the kernel alone. [`engine`] holds all of it together, and is where to begin:
 //!
 //! ```
 //! use std::time::SystemTime;

@@ -36,7 +36,7 @@
 //! | 12 | u16 | length of its name: 1 to 255, 0 for the root only |
 //! | 14 | u8 | kind: 1 directory, 2 regular file, 3 symbolic link |
 //! | 15 | u8 | flags: 1 executable |
-//! | 16 | u64 | directory: its first child · file: where its slice begins in its blob · link: where its target begins in the strings |
+//! | 16 | u64 | directory: its first child · file: offset of its slice in its blob · link: offset of its target in the strings |
 //! | 24 | u64 | directory: number of children · file: its size · link: length of its target, 1 to 4095 |
 //! | 32 | u32 | file: its blob · else 0 |
 //! | 36 | u32 | nanoseconds of its last change, under 10^9 |
@@ -47,16 +47,20 @@
 //! | at | type | what |
 //! |---|---|---|
 //! | 0 | u64 | size in bytes, under 2^63 |
-//! | 8 | u64 | its first hash. Its hashes follow each other: a content blob's digest; its SHA-256 (flag 1); the checks of its blocks (flag 2), as many as it has blocks |
+//! | 8 | u64 | its first hash; the others follow it |
 //! | 16 | u64 | where its version begins in the strings |
-//! | 24 | u64 | where its place in the mirror begins in the strings. Where the mirror keeps it in frames, this is followed by where each of them ends in its object, u64 each |
-//! | 32 | u32 | the first entry that holds it, whose path is the one that its origin knows it by; 2^32-1: its origin has no such path |
+//! | 24 | u64 | offset of its place in the mirror in the strings |
+//! | 32 | u32 | the first entry that holds it: its origin knows the blob by that path; 2^32-1: by none |
 //! | 36 | u32 | length of its version |
 //! | 40 | u16 | length of its place in the mirror, the key of an object below the tenant's; 0: `blobs/ab/<digest>` |
-//! | 42 | u8 | kind: 1 content, named by its digest · 2 origin, named by [`Key::origin`](crate::blob::Key::origin) of the source's name, its path and its version, which is not stored |
+//! | 42 | u8 | kind: 1 content, named by its digest · 2 origin, named by a key that is not stored |
 //! | 43 | u8 | how the mirror keeps it: 0 as it is · 1 as one zstd frame a block |
 //! | 44 | u8 | flags: 1 its SHA-256 is known · 2 the checks of its blocks are known · 4 it is a pack |
 //! | 45 | 3 bytes | reserved |
+//!
+//! The hashes of a blob are, as far as it has them: a content blob's digest; its SHA-256 (flag 1); the checks of its blocks (flag
+//! 2), one for each. Where the mirror keeps it in frames, its place there is followed by the end of each frame in the object, u64
+//! each. The key of a blob of kind 2 is [`Key::origin`](crate::blob::Key::origin) of the source's name, its path and its version.
 //!
 //! A pack holds several files one after the other, without gaps, in the order of their entries. Its version is that of
 //! each of them with its length, u16, before it; its entry is that of the first.
@@ -121,7 +125,7 @@ pub enum Node<'a> {
 /// One entry of a tree. Entry 0 is the root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// Its name, byte for byte; empty for the root.
+    /// The name, byte for byte; empty for the root.
     pub name: &'a [u8],
     /// The entry that holds it; the root holds itself.
     pub parent: u32,

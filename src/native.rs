@@ -6,8 +6,8 @@
 //!   device 2… a large file each                                                                 (the cache's own blobs)
 //! ```
 //!
-//! `data_layout` decides which file lies where, `aligned_pack` makes the pack as a snapshot of one file, so that it is staged, leased,
-//! verified and evicted as all else is, and [`image`] writes the metadata. The format is the kernel's
+//! `data_layout` decides which file lies where, `aligned_pack` makes the pack as a snapshot of one file, so that it is staged,
+//! leased, verified and evicted as all else is, and [`image`] writes the metadata. The format is the kernel's
 //! (`fs/erofs/erofs_fs.h`); chunk-based files and a device table need Linux 5.16, and images that are files 6.12.
 
 mod aligned_pack;

@@ -54,11 +54,11 @@ pub fn group_blocks(blocks: u64) -> u64 {
 /// A node of the cluster, as it announces itself by gossip.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its name, unique in the cluster; proved by its certificate.
+    /// The name, unique in the cluster; proved by its certificate.
     pub id: String,
     /// The address of its peer server.
     pub address: SocketAddr,
-    /// Its failure domain: a rack, an availability zone. Nodes of one zone are near to each other, and may fail together.
+    /// The failure domain: a rack, an availability zone. Nodes of one zone are near to each other, and may fail together.
     pub zone: String,
     /// The size of its cache, in bytes: its share of the groups is in proportion to it.
     pub capacity: u64,

@@ -24,8 +24,8 @@ use crate::snapshot::Snapshot;
 use crate::task::blocking;
 use crate::tier::Body;
 
-/// How many snapshots stay open for other nodes, the most recently used: as many as a cluster deploys at the same time. Each is a mapped manifest,
-/// and 16 bytes a blob.
+/// How many snapshots stay open for other nodes, the most recently used: as many as a cluster deploys at the same time. Each is a
+/// mapped manifest, and 16 bytes a blob.
 const OPEN_SNAPSHOTS: u64 = 32;
 
 /// Serves the blobs of an engine to other nodes.
@@ -106,7 +106,7 @@ impl BlockProvider for Arc<PeerBlockService> {
     }
 }
 
-/// What is asked for of a whole blob, a block at a time. One copy is made, into the process: a page that is missing would
+/// The requested bytes of a whole blob, a block at a time. They are copied into the process: a page that is missing would
 /// hold up a thread that serves others, if it were sent from where the kernel keeps it.
 fn body(resources: Arc<SharedResources>, file: Arc<File>, request: &BlockRequest) -> Body {
     let (range, urgency) = (request.range.clone(), request.urgency);

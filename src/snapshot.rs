@@ -36,7 +36,7 @@ pub struct Snapshot {
     resources: Arc<SharedResources>,
     contents: Arc<Contents>,
     ladder: Arc<Ladder>,
-    /// What is shown in place of the manifest's own tree.
+    /// The tree that is shown in place of the manifest's own.
     view: OnceLock<SnapshotView>,
     stage: Mutex<Option<Arc<Stage>>>,
     held: OnceLock<LeaseSet>,
@@ -167,7 +167,7 @@ impl Snapshot {
         self.id
     }
 
-    /// Its manifest, or the view of it that is [shown](crate::engine::Engine::show_as_hub_cache).
+    /// The manifest, or the view of it that is [shown](crate::engine::Engine::show_as_hub_cache).
     pub fn manifest(&self) -> &Manifest {
         self.view.get().map_or(&self.manifest, |view| &view.manifest)
     }

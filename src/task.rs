@@ -14,8 +14,8 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(lost(e)))
 }
 
-/// Runs a future on a blocking thread of the current runtime: for one that moves between no threads, as far as the compiler can see.
-/// Dropping what comes back drops it.
+/// Runs a future on a blocking thread of the current runtime: for one that moves between no threads, as far as the compiler can
+/// see. Dropping what comes back drops it.
 ///
 /// # Errors
 /// Those of the future, and those of [`lost`].

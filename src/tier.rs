@@ -42,7 +42,7 @@ impl fmt::Display for TierKind {
     }
 }
 
-/// How urgent a fetch is, by what waits for it.
+/// The urgency of a fetch, by what waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Urgency {
     /// Nothing waits: the bytes are for later.

@@ -1,7 +1,7 @@
 //! Three-way merge of directory trees: which changes of two trees with a common base are combined.
 //!
-//! Only paths, kinds, sizes and times are compared, no content. What was changed in one of the trees wins over what was not; of what
-//! was changed in both, what was changed later; and what was changed over what was deleted.
+//! Only paths, kinds, sizes and times are compared, no content. What was changed in one of the trees wins over what was not; of
+//! what was changed in both, what was changed later; and what was changed over what was deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ pub enum MergeEntry {
     Directory,
     /// A regular file.
     File {
-        /// Its size in bytes.
+        /// The size in bytes.
         size: u64,
         /// When it was last written: seconds and nanoseconds since 1970.
         mtime: (i64, u32),
@@ -29,7 +29,7 @@ pub enum MergeEntry {
     },
     /// A symbolic link.
     Link {
-        /// Its target.
+        /// The link's target.
         target: Vec<u8>,
         /// When it was made: seconds and nanoseconds since 1970.
         mtime: (i64, u32),

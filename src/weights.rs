@@ -58,7 +58,8 @@ const BDNFS_WEIGHTS_KEYS: [&str; 8] = [
 /// The rules by which weights are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// Whether it is a configuration of bdnfs itself, in which `file://` is a source, files can be made executable and trees have layouts: not for Truss.
+    /// Whether it is a configuration of bdnfs itself, in which `file://` is a source, files can be made executable and trees have
+    /// layouts: not for Truss.
     pub bdnfs_schema: bool,
     /// Whether an unknown key is just a warning, and not a reject as it is to `truss push`.
     pub lenient: bool,
@@ -67,11 +68,11 @@ pub struct Rules {
 /// A source, and where it is to appear.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightsSource {
-    /// Its URI.
+    /// The URI.
     pub source: Uri,
     /// The directory where it is to appear: absolute, without `.`, `..`, doubled slashes or one at its end.
     pub mount_location: PathBuf,
-    /// How it is authorized. An `auth_secret_name` by itself means the same as one in `auth`.
+    /// The authorization of requests. An `auth_secret_name` by itself means the same as one in `auth`.
     pub auth: Option<AuthMethod>,
     /// The patterns of the files to take. `None` takes all, an empty list nothing.
     pub allow_patterns: Option<Vec<String>>,
@@ -79,17 +80,17 @@ pub struct WeightsSource {
     pub ignore_patterns: Option<Vec<String>>,
     /// The patterns of the files that may be executed although the service does not say so.
     pub executable_patterns: Option<Vec<String>>,
-    /// How the tree is shown.
+    /// The layout in which the tree is shown.
     pub layout: Option<TreeLayout>,
 }
 
 impl WeightsSource {
-    /// Its mount location, layout and URI.
+    /// The mount location, layout and URI.
     pub fn located(&self) -> (PathBuf, Option<TreeLayout>, Uri) {
         (self.mount_location.clone(), self.layout, self.source.clone())
     }
 
-    /// Which files are wanted.
+    /// The selection of files.
     ///
     /// # Errors
     /// As [`Patterns::filter`]; never for a source that was read here.
@@ -98,12 +99,12 @@ impl WeightsSource {
     }
 }
 
-/// One of the weights that was accepted.
+/// An entry of `weights` that was accepted.
 #[derive(Clone, Debug)]
 pub struct Accepted {
-    /// Its place in the document.
+    /// The place in the document.
     pub place: DocumentPath,
-    /// Its fields.
+    /// The fields.
     pub weights: WeightsSource,
     /// Every key of the model with what was written for it or null, as Truss dumps it. The URI is not shortened, so it
     /// may hold what [`Uri`] doesn't show.

@@ -88,7 +88,7 @@ pub struct MountRequest {
     /// Group of all files.
     #[serde(default)]
     pub gid: Option<u32>,
-    /// What serves the mount once it is staged; by default as the agent is configured.
+    /// The backend of the mount once it is staged. Default: as the agent is configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub via: Option<MountBackend>,
     /// The size that the cache was asked to have, in bytes; the agent warns when it has another.
@@ -106,7 +106,7 @@ impl MountRequest {
     }
 }
 
-/// What serves a mount once all of it is local: the agent or the kernel.
+/// The backend of a mount once all of it is local: the agent or the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MountBackend {
@@ -166,7 +166,7 @@ pub struct MountInfo {
     pub bytes: u64,
     /// Whether the kernel reads whole files by itself.
     pub passthrough: bool,
-    /// What serves the mount: the agent (FUSE), or once it is staged the kernel alone. An older agent does not say it.
+    /// The backend of the mount: the agent (FUSE), or once it is staged the kernel alone. An older agent omits it.
     #[serde(default)]
     pub via: MountBackend,
     /// Notes for the user, a sentence each.

@@ -8,8 +8,8 @@
 //!  DELETE key ─> unbind ─> wait until no container has it ─> save what is left ─> remove what is saved
 //! ```
 //!
-//! They are the directories that jobs have ([`crate::volumes`]), and are saved the same way. A request ends when the bind is made or
-//! gone: what comes after that is the agent's.
+//! They are the directories that jobs have ([`crate::volumes`]), and are saved the same way. A request ends when the bind is made
+//! or gone: what comes after that is the agent's.
 
 mod checkpoint_volume;
 mod container_volume;

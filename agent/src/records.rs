@@ -88,8 +88,8 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
         Ok(found)
     }
 
-    /// All records of this `kind` in the cache directory `cache`, for a reader that does not hold its lock: nothing is changed there.
-    /// What can't be read is left out.
+    /// All records of this `kind` in the cache directory `cache`, for a reader that does not hold its lock: nothing is changed
+    /// there. What can't be read is left out.
     pub fn peek(cache: &Path, kind: &str) -> Vec<T> {
         let below = Path::new(STATE_DIRECTORY).join(kind);
         let Ok(root) = CacheDirectory::open(cache) else { return Vec::new() };

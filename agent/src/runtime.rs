@@ -59,8 +59,8 @@ pub fn lower_priority_to(nice: i32) {
     }
 }
 
-/// Gives freed memory back to the kernel that the allocator keeps for more of the same: of a long listing, about a quarter
-/// of what it took at its peak. It looks through all of the heap, so it is for the end of what took much, on a thread that may wait.
+/// Gives freed memory back to the kernel that the allocator keeps for more of the same: of a long listing, about a quarter of what
+/// it took at its peak. It looks through all of the heap, so it is for the end of what took much, on a thread that may wait.
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it takes the allocator's own locks and moves nothing that is in use.

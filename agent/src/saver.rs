@@ -53,8 +53,8 @@ const SAVER_LOCK_FILE: &str = "saver.lock";
 /// The least exit code that a shell has for a command which a signal ended.
 const SIGNALED_CODE: i32 = 128;
 
-/// The priority of a saver, as of nice(1): a tenth of a processor where a job keeps all of them busy. At 19 it has a hundredth, and what is to be
-/// saved piles up.
+/// The priority of a saver, as of nice(1): a tenth of a processor where a job keeps all of them busy. At 19 it has a hundredth, and
+/// what is to be saved piles up.
 const SAVER_NICE: i32 = 10;
 
 /// The order of a saver. It travels over a pipe, for there are secrets in it.
@@ -88,7 +88,7 @@ pub struct SaveOrder {
 }
 
 impl SaveOrder {
-    /// How the job's commands ended: `None` while they run.
+    /// The end of the job's commands; `None` while they run.
     fn job_end(&self) -> Option<JobEnd> {
         let Some(job_lock) = &self.job_lock else {
             // No runtime says how its container ended.
@@ -142,8 +142,8 @@ pub fn no_mirror() -> Error {
     Error::new(Kind::Unsupported, text)
 }
 
-/// Makes sure that there is nothing in the checkpoint directory of `volume` that an earlier job of this id left, and forgets what became of its own.
-/// Directories alone are nothing: what is mounted there has made them. Touches the local disk.
+/// Makes sure that there is nothing in the checkpoint directory of `volume` that an earlier job of this id left, and forgets what
+/// became of its own. Directories alone are nothing: what is mounted there has made them. Touches the local disk.
 ///
 /// # Errors
 /// [`Kind::Busy`] where there is something; [`Kind::Disk`], [`Kind::NoSpace`].

@@ -27,8 +27,8 @@ pub fn shutdown_request() -> impl Future<Output = io::Result<Shutdown>> {
     }
 }
 
-/// Waits until a process that serves mounts in the foreground is asked to end: by SIGINT or SIGTERM. SIGHUP is no reason here either,
-/// all the less under nohup(1). From the call on, not the first poll, none of them ends the process by itself.
+/// Waits until a process that serves mounts in the foreground is asked to end: by SIGINT or SIGTERM. SIGHUP is no reason here
+/// either, all the less under nohup(1). From the call on, not the first poll, none of them ends the process by itself.
 pub fn stop_request() -> impl Future<Output = io::Result<()>> {
     let asked = shutdown_request();
     async move { asked.await.map(drop) }
@@ -48,7 +48,7 @@ pub fn termination() -> impl Future<Output = io::Result<()>> {
 pub struct TerminationSignals([Signal; 3]);
 
 impl TerminationSignals {
-    /// From now on they no longer end the process by themselves.
+    /// Catches the signals from now on: they no longer end the process by themselves.
     pub fn listen() -> io::Result<Self> {
         catch().map(Self)
     }

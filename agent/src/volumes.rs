@@ -206,8 +206,8 @@ impl JobVolume {
         self.path.join("checkpoints")
     }
 
-    /// Creates its `directories`, for their owner alone. The returned lock keeps others from clearing it; the supervisor of the job does
-    /// the same. Touches the local disk.
+    /// Creates its `directories`, for their owner alone. The returned lock keeps others from clearing it; the supervisor of the job
+    /// does the same. Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Busy`] where another job of this id runs on this node; [`Kind::Disk`].

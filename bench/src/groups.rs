@@ -103,8 +103,8 @@ impl GroupName {
     }
 }
 
-/// The time until which each of `groups` may begin rows, in a run that begins at `begin` with the time limit `limit`. A slow group takes
-/// nothing from those after it but what its last row runs over; one that is fast leaves them more.
+/// The time until which each of `groups` may begin rows, in a run that begins at `begin` with the time limit `limit`. A slow group
+/// takes nothing from those after it but what its last row runs over; one that is fast leaves them more.
 pub fn in_time(groups: &[GroupName], begin: Instant, limit: Duration) -> Vec<(GroupName, Instant)> {
     let all: u32 = groups.iter().map(|group| group.share()).sum();
     let mut so_far = 0;

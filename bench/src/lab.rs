@@ -82,8 +82,8 @@ impl Sizes {
         many: 100_000,
     };
 
-    /// The number of turns of short, noisy rows: eight for five, since the interval of eight leaves out an outlier at either end, and
-    /// that of five none.
+    /// The number of turns of short, noisy rows: eight for five, since the interval of eight leaves out an outlier at either end,
+    /// and that of five none.
     pub fn turns_when_noisy(&self) -> usize {
         self.runs * 8 / 5
     }

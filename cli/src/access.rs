@@ -88,7 +88,7 @@ pub struct AccessArgs {
     /// Addressing style of the S3 service
     #[arg(long, value_enum, value_name = "STYLE")]
     bucket_style: Option<BucketStyle>,
-    /// What to do with object keys that are no valid paths
+    /// Treatment of object keys that are not valid paths
     #[arg(long, value_enum, default_value_t)]
     bad_names: BadNames,
     /// Read files of a web server that sends no version of them: old and new may be mixed
@@ -128,7 +128,7 @@ enum BucketStyle {
     VirtualHost,
 }
 
-/// What to do with object keys that are no valid paths.
+/// The treatment of object keys that are not valid paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum BadNames {
     /// Fail and name them
@@ -320,8 +320,8 @@ pub struct MirrorAccessArgs {
     pub mirror_anonymous: bool,
 }
 
-/// Completes `access` with what its credentials name: a malformed secret fails here, not later in the agent. One that is nowhere here
-/// may be the agent's, which looks for it; without an agent it fails when it is needed.
+/// Completes `access` with what its credentials name: a malformed secret fails here, not later in the agent. One that is nowhere
+/// here may be the agent's, which looks for it; without an agent it fails when it is needed.
 fn complete(uri: &Uri, access: Access) -> Result<Access> {
     if let Some(name) = access.auth.as_ref().and_then(AuthMethod::secret) {
         let found = access.secrets.iter().map(|store| has_secret(store, name));

@@ -46,7 +46,7 @@ impl CacheArgs {
         Self { cache_dir, cache_size, cache_reserve }
     }
 
-    /// These options, and those of `other` where they are missing.
+    /// The options of both: those of `other` where these are missing.
     pub fn or(&self, other: &Self) -> Self {
         Self {
             cache_dir: self.cache_dir.clone().or(other.cache_dir.clone()),

@@ -115,7 +115,7 @@ impl CreatedDirectories {
         Ok(path)
     }
 
-    /// Keeps them.
+    /// Keeps the directories: they are not removed on drop.
     pub fn keep(&mut self) {
         self.0.clear();
     }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::text;
 
-/// As much of a snapshot's id as identifies it, in hex digits.
+/// Length of an abbreviated snapshot id, in hex digits.
 const SHORT_ID_LEN: usize = 12;
 
 /// Prints a text, which ends with a newline.

@@ -22,7 +22,7 @@ pub struct SourceArgs {
     pub options: SourceOptions,
 }
 
-/// Which files of a source, and the access to it.
+/// The selection of a source's files, and the access to it.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 pub struct SourceOptions {

@@ -1,6 +1,6 @@
 //! Helpers of lists that are printed in the form of `truss train`.
 
-/// How a list is printed.
+/// The output format of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum ListFormat {
     /// A table for people.

@@ -72,7 +72,8 @@ impl Configuration {
         &self.document.value
     }
 
-    /// The weights of the configuration. `options` are the access options that it lacks; with `lenient`, unknown keys are ignored with a warning.
+    /// The weights of the configuration. `options` are the access options that it lacks; with `lenient`, unknown keys are ignored
+    /// with a warning.
     ///
     /// # Errors
     /// Those of [`read`].

@@ -31,7 +31,7 @@ pub mod proto {
     pub mod csi {
         tonic::include_proto!("csi.v1");
     }
-    /// How a plugin introduces itself to the kubelet.
+    /// The registration of plugins at the kubelet.
     pub mod pluginregistration {
         tonic::include_proto!("pluginregistration");
     }
@@ -67,7 +67,7 @@ pub use self::locality::{LocalityConfig, source_label};
 /// The name of the driver, which volumes and the object `CSIDriver` refer to.
 pub const DRIVER_NAME: &str = "csi.bdnfs.io";
 
-/// Which volumes a driver trusts, and the tenants of namespaces.
+/// The volumes that a driver trusts, and the tenants of namespaces.
 #[derive(Clone, Debug, Default)]
 pub struct TrustPolicy {
     /// Whether a volume is trusted that is marked neither persistent nor inline, as by other orchestrators than Kubernetes.
@@ -89,7 +89,7 @@ pub struct NodeDriver {
     pub registration: Option<(PathBuf, PathBuf)>,
     /// The agent, which does the work.
     pub agent: Client,
-    /// Which volumes it trusts.
+    /// The volumes that the driver trusts.
     pub policy: TrustPolicy,
     /// The API server for events of pods; `None`: it posts none.
     pub events: Option<ApiServerConfig>,

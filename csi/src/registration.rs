@@ -1,4 +1,4 @@
-//! How the kubelet learns of the driver: it watches a directory for sockets, and asks at each one what it is.
+//! Registration at the kubelet: it watches a directory for sockets, and asks at each one what it is.
 
 use std::path::PathBuf;
 

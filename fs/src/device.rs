@@ -182,7 +182,7 @@ impl BackingFile {
         Self { device, id }
     }
 
-    /// Its number on this mount.
+    /// The number on this mount.
     pub(crate) fn id(&self) -> u32 {
         self.id
     }

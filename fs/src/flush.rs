@@ -29,15 +29,16 @@ pub(crate) fn disable_flush(mountpoint: &Path, manifest: &Manifest) {
     }
 }
 
-/// Opens and closes `file` in a child process, and waits for it. The child has its own descriptors, but this process's memory: copying that of
-/// an agent with a thousand mounts would take 60 ms.
+/// Opens and closes `file` in a child process, and waits for it. The child has its own descriptors, but this process's memory:
+/// copying that of an agent with a thousand mounts would take 60 ms.
 fn close_in_child(file: &Path) -> io::Result<()> {
     let path = CString::new(file.as_os_str().as_bytes())?;
     let mut stack = vec![0_u128; CHILD_STACK_BYTES / size_of::<u128>()];
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     let argument = path.as_ptr().cast_mut().cast();
-    // SAFETY: the child has a stack of its own, which grows downwards from its aligned end, and this thread stands still until the child has
-    // exited, so that stack and path outlive it. It only makes system calls, as a child of a process with several threads must.
+    // SAFETY: the child has a stack of its own, which grows downwards from its aligned end, and this thread stands still until the
+    // child has exited, so that stack and path outlive it. It only makes system calls, as a child of a process with several threads
+    // must.
     let child = unsafe { libc::clone(open_and_close, stack.as_mut_ptr_range().end.cast(), flags, argument) };
     if child == -1 {
         return Err(io::Error::last_os_error());

@@ -49,8 +49,8 @@ pub(crate) enum LedgerItem {
     Passthrough(u32),
     /// A registered backing file.
     BackingFile(u32),
-    /// A file whose lookups lead to this node or its twin, since what its earlier nodes read was wrong. Kept until the mount ends. Versions
-    /// that don't know it take the slot for a vacant one.
+    /// A file whose lookups lead to this node or its twin, since what its earlier nodes read was wrong. Kept until the mount ends.
+    /// Versions that don't know it take the slot for a vacant one.
     Moved,
     /// The backing file with this number was not right, and has open handles of a node that stays. Versions that don't know it
     /// take the slot for a vacant one.
@@ -85,7 +85,7 @@ impl LedgerItem {
 /// A slot that is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LedgerEntry {
-    /// Its number: for a handle, the one that the kernel knows it by.
+    /// The number: for a handle, the one that the kernel knows it by.
     pub(crate) number: u64,
     /// The node that it belongs to.
     pub(crate) node: u64,
@@ -102,7 +102,7 @@ pub(crate) struct Ledger {
     slots: Mutex<Slots>,
 }
 
-/// Which slots can be used next.
+/// The free slots.
 #[derive(Debug)]
 struct Slots {
     vacant: Vec<u32>,

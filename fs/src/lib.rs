@@ -122,7 +122,7 @@ pub use crate::wire::request::decode_request;
 #[derive(Debug)]
 pub struct Mount {
     mountpoint: PathBuf,
-    /// Its device number, which tells it from other mounts at the same place.
+    /// The device number, which tells it from other mounts at the same place.
     device: (u32, u32),
     filesystem: Arc<Filesystem>,
     ledger: Arc<Ledger>,
@@ -199,7 +199,8 @@ impl Mount {
     /// nothing. The other process must have ended, or have [handed over](Self::hand_over) the mount.
     ///
     /// # Errors
-    /// [`Kind::Unsupported`](bdnfs::error::Kind::Unsupported) when the mount was made by an incompatible version of bdnfs. It stays as it was.
+    /// [`Kind::Unsupported`](bdnfs::error::Kind::Unsupported) when the mount was made by an incompatible version of bdnfs. It stays
+    /// as it was.
     pub fn resume(
         snapshot: Arc<Snapshot>,
         runtime: Handle,

@@ -31,9 +31,9 @@ pub struct MountEntry {
     pub mountpoint: PathBuf,
     /// The source in the mount table: for a bdnfs mount its source, as its origin names it.
     pub source: String,
-    /// Its file system type.
+    /// The file system type.
     pub kind: String,
-    /// Its device number: major, minor.
+    /// The device number: major, minor.
     pub device: (u32, u32),
     /// The directory of its file system that it shows, from that one's root on.
     pub root: PathBuf,
@@ -56,9 +56,9 @@ impl MountEntry {
 /// A process that uses a mount, and so keeps it from being unmounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountUser {
-    /// Its process id.
+    /// The process id.
     pub pid: u32,
-    /// Its command name.
+    /// The command name.
     pub command: String,
 }
 
@@ -238,8 +238,8 @@ fn serves(process: &Path, connection: &str) -> bool {
     })
 }
 
-/// Whether what `link` leads to, or `at` where it is empty, lies on `device`. It is asked for without a word to the file system's server,
-/// which may be dead or stuck.
+/// Whether what `link` leads to, or `at` where it is empty, lies on `device`. It is asked for without a word to the file system's
+/// server, which may be dead or stuck.
 pub(crate) fn lies_on(at: impl AsFd, link: impl Arg, device: (u32, u32)) -> bool {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT | AtFlags::EMPTY_PATH;
     rustix::fs::statx(at, link, flags, StatxFlags::empty())
@@ -252,8 +252,8 @@ fn maps(process: &Path, device: (u32, u32)) -> bool {
     has_mapped(process, |mapped, _| mapped == device)
 }
 
-/// Whether a process has a file mapped that `is_it`, by its device and inode: the fourth field of each line, in hexadecimal, and the
-/// fifth.
+/// Whether a process has a file mapped that `is_it`, by its device and inode: the fourth field of each line, in hexadecimal, and
+/// the fifth.
 fn has_mapped(process: &Path, is_it: impl Fn(&str, &str) -> bool) -> bool {
     let maps = fs::read(process.join("maps")).unwrap_or_default();
     maps.split(|byte| *byte == b'\n').any(|line| {

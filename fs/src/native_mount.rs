@@ -1,5 +1,5 @@
-//! Native mounts: a staged snapshot that the kernel serves by itself, as an EROFS over files of the cache. No process is on the path of
-//! a reader, and a mount stays when its agent ends.
+//! Native mounts: a staged snapshot that the kernel serves by itself, as an EROFS over files of the cache. No process is on the
+//! path of a reader, and a mount stays when its agent ends.
 
 mod device_repair;
 mod superblock;
@@ -188,8 +188,8 @@ impl NativeMount {
         }
     }
 
-    /// Waits until it is unmounted. The last of the mounts of one superblock waits until no mount of any namespace shows it: its blobs
-    /// are read as long.
+    /// Waits until it is unmounted. The last of the mounts of one superblock waits until no mount of any namespace shows it: its
+    /// blobs are read as long.
     pub async fn ended(&self) {
         while !self.left.load(Relaxed) {
             let pause = if self.is_on_top() { Ok(POLL_INTERVAL) } else { self.leave_if_unmounted().await };

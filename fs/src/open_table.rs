@@ -9,9 +9,9 @@
 //! A backing file that was not right can't be taken from open handles. The file then moves on to two other nodes, those of its
 //! next generation, on which nothing is open.
 //!
-//! On a *steady* mount, the lower layer of an overlay, a file has one node: an overlay fails an open with ESTALE where a name leads to
-//! another node than before. A file that becomes whole while cached handles are open gets its passthrough after the last of them has
-//! been closed. While handles of a backing file that was not right are open, the file can't be opened: the kernel would take
+//! On a *steady* mount, the lower layer of an overlay, a file has one node: an overlay fails an open with ESTALE where a name leads
+//! to another node than before. A file that becomes whole while cached handles are open gets its passthrough after the last of them
+//! has been closed. While handles of a backing file that was not right are open, the file can't be opened: the kernel would take
 //! only handles with the same backing file.
 //!
 //! The kernel forgets the mode of a node before it sends RELEASE, and sets it after the reply to OPEN: what is counted here
@@ -59,7 +59,7 @@ enum OpenNode<B, W> {
     },
 }
 
-/// What is left to do after [`OpenTable::renew`].
+/// The work that is left after [`OpenTable::renew`].
 #[derive(Debug)]
 pub(crate) struct Renewed<B> {
     /// The nodes of the file, whose pages the kernel is to drop.
@@ -72,7 +72,7 @@ pub(crate) struct Renewed<B> {
     pub(crate) backings: Vec<B>,
 }
 
-/// How a file is to be opened.
+/// The mode in which a file is to be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum OpenMode<B> {
     /// Reads are served by the agent.

@@ -1,4 +1,5 @@
-//! Replies to requests, and the pending ones, which a task will send. Each request gets exactly one reply, whatever happens to its task.
+//! Replies to requests, and the pending ones, which a task will send. Each request gets exactly one reply, whatever happens to its
+//! task.
 
 use std::future::Future;
 use std::sync::Arc;

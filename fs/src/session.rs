@@ -28,7 +28,8 @@ const MAX_WRITE_BYTES: u32 = 4096;
 /// How many readahead requests may be under way, of all readers together: enough to keep the network busy with
 /// requests of 1 MiB, at 64 MiB of the page cache.
 const MAX_BACKGROUND: u16 = 64;
-/// The INIT flags that are accepted wherever the kernel offers them. ALLOW_IDMAP needs `default_permissions`, which every mount has.
+/// The INIT flags that are accepted wherever the kernel offers them. ALLOW_IDMAP needs `default_permissions`, which every mount
+/// has.
 const ACCEPTED_FLAGS: u64 = init::ASYNC_READ
     | init::DO_READDIRPLUS
     | init::PARALLEL_DIROPS
@@ -116,8 +117,8 @@ pub(crate) fn queues(device: Arc<Device>, count: usize) -> Vec<Arc<Device>> {
 /// The fewest threads that serve a mount: with one, opens are a third slower, and one slow disk read stops all others.
 const MIN_THREADS: usize = 2;
 
-/// For how many requests a mount gets another thread, though one waits: where many small files are read one by one, eight threads reply 6 %
-/// faster than two on two processors.
+/// For how many requests a mount gets another thread, though one waits: where many small files are read one by one, eight threads
+/// reply 6 % faster than two on two processors.
 const REQUESTS_PER_THREAD: u64 = 512;
 
 /// The threads that serve a mount: few at first, since most of the mounts of a node are idle.
@@ -129,8 +130,8 @@ struct ServerThreads {
     running: watch::Sender<usize>,
 }
 
-/// Starts the threads that serve the mount, each from one of `queues`: two, and more as it is used, up to `limit`. Returns the number of
-/// threads that are left: they end when the kernel lets the mount go.
+/// Starts the threads that serve the mount, each from one of `queues`: two, and more as it is used, up to `limit`. Returns the
+/// number of threads that are left: they end when the kernel lets the mount go.
 pub(crate) fn start(
     filesystem: &Arc<Filesystem>,
     queues: &[Arc<Device>],

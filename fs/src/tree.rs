@@ -1,10 +1,10 @@
 //! The tree as the kernel sees it: node ids, attributes and listings, made from a manifest's entries. Pure.
 //!
-//! Entry `i` of the manifest has the number `i + 1`, so the root has the 1 that FUSE wants and numbers are
-//! the same after every restart. A file has two node ids, its base and its *twin*, because the kernel insists
-//! that all handles of a node be of one kind: those opened while the file was partial stay with one id, those
-//! opened when it is whole go to the other ([`open_table`](crate::open_table)). When what its handles read was not right, the file moves
-//! on to the two ids of the next *generation*. All show the same number to people.
+//! Entry `i` of the manifest has the number `i + 1`, so the root has the 1 that FUSE wants and numbers are the same after every
+//! restart. A file has two node ids, its base and its *twin*, because the kernel insists that all handles of a node be of one kind:
+//! those opened while the file was partial stay with one id, those opened when it is whole go to the other
+//! ([`open_table`](crate::open_table)). When what its handles read was not right, the file moves on to the two ids of the next
+//! *generation*. All show the same number to people.
 
 use bdnfs::manifest::{Entry, Node};
 

@@ -20,7 +20,7 @@ use crate::http_client::{self, HttpClient, innermost};
 #[derive(Clone, Debug)]
 pub(super) struct TokenHttp(pub HttpClient);
 
-/// How `object_store` retries such a request: briefly, for the caller knows better when to try again, and where.
+/// The retry policy of `object_store` for such a request: brief, for the caller knows better when to try again, and where.
 pub(super) fn token_retry() -> RetryConfig {
     let backoff = BackoffConfig {
         init_backoff: Duration::from_millis(100),

@@ -1,7 +1,7 @@
 //! The HTTP client of a mirror's `object_store`, with what that does not do by itself.
 //!
-//! It has the [`KeyCache`] replace a key that is refused, asks for a bucket in the region that its service names, and gives up a server
-//! that can't be reached as soon as origins do: the next tier is not to wait for it.
+//! It has the [`KeyCache`] replace a key that is refused, asks for a bucket in the region that its service names, and gives up a
+//! server that can't be reached as soon as origins do: the next tier is not to wait for it.
 
 use std::sync::Arc;
 

@@ -21,8 +21,8 @@ use super::presence::{self, Presence};
 use super::{Cache, io as positioned};
 
 impl Cache {
-    /// Adopts a file that should hold `blob`: `rename` gives it a path below a directory, where nothing is, and returns whether nobody
-    /// can write to it any more. False where the cache has something of the blob, or the file stays where it is, or is lost.
+    /// Adopts a file that should hold `blob`: `rename` gives it a path below a directory, where nothing is, and returns whether
+    /// nobody can write to it any more. False where the cache has something of the blob, or the file stays where it is, or is lost.
     ///
     /// The blob should be leased: else it may be evicted at once.
     ///

@@ -22,7 +22,7 @@ use super::verification_time;
 /// the open files too.
 const COMMIT_QUEUE_LEN: usize = 512;
 
-/// From how many parts on the whole file system is flushed once instead of each file by itself: a flush a file costs a
+/// Number of parts from which on the whole file system is flushed once, and not each file by itself: a flush a file costs a
 /// journal commit and a barrier each, and other dirty data on a cache's disk is mostly the cache's own.
 const SYNCFS_MIN_BATCH: usize = 8;
 

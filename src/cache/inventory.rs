@@ -15,9 +15,9 @@ use super::pins;
 /// A snapshot that the cache has something of, or knows of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedSnapshot {
-    /// Its source, as its origin names it.
+    /// The source, as its origin names it.
     pub source: String,
-    /// Its id.
+    /// The id.
     pub snapshot: Digest,
     /// How many regular files it has.
     pub files: u64,
@@ -36,7 +36,7 @@ pub struct CachedSnapshot {
 /// The contents of one tenant's cache, by snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
-    /// Its snapshots, in no order.
+    /// The snapshots, in no order.
     pub snapshots: Vec<CachedSnapshot>,
     /// Bytes that all its blobs occupy.
     pub bytes: u64,

@@ -39,7 +39,7 @@ pub enum BlobFile {
     Whole,
     /// Some blocks of it.
     Part,
-    /// Which blocks those are.
+    /// The map of the blocks that are present.
     Map,
 }
 
@@ -101,7 +101,7 @@ impl CacheRoot {
     }
 }
 
-/// Where the blobs and manifests of one tenant lie.
+/// The directories of one tenant's blobs and manifests.
 #[derive(Debug)]
 pub struct Layout {
     root: Arc<CacheRoot>,
@@ -143,12 +143,12 @@ impl Layout {
         &self.tenant
     }
 
-    /// Where pins lie: an empty file for each manifest whose blobs are to stay.
+    /// The directory of pins: an empty file for each manifest whose blobs are to stay.
     pub fn pins(&self) -> &CacheDirectory {
         &self.pins
     }
 
-    /// Where manifests lie, each under its digest.
+    /// The directory of manifests, each under its digest.
     pub fn manifests(&self) -> &Path {
         self.manifests.path()
     }

@@ -63,7 +63,7 @@ impl LeaseGroup {
         fault.map_or(Ok(group), Err)
     }
 
-    /// Its name in messages.
+    /// The name in messages.
     pub fn label(&self) -> &str {
         &self.label
     }

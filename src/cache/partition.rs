@@ -31,7 +31,7 @@ pub struct Partition {
     pub quota: Option<u64>,
     /// Listeners to the removal of damaged blobs.
     pub removal_listeners: RemovalListeners,
-    /// Which damaged content was removed a moment ago.
+    /// Marks of damaged content that was removed a moment ago.
     pub(super) removal_marks: Arc<RemovalMarks>,
     /// Damaged files that are removed, as long as they are open.
     removed: Mutex<Vec<(Key, Weak<File>)>>,
@@ -147,8 +147,8 @@ impl Partition {
         self.forget_part_after(key, || self.layout.remove(key, BlobFile::Map))
     }
 
-    /// Forgets the part of `key` after `change`: its file belongs to another part from now on. Under the lock, so that nobody takes the
-    /// old part, which says that blocks are here, for the new one.
+    /// Forgets the part of `key` after `change`: its file belongs to another part from now on. Under the lock, so that nobody takes
+    /// the old part, which says that blocks are here, for the new one.
     fn forget_part_after(&self, key: &Key, change: impl FnOnce() -> Result<()>) -> Result<()> {
         let mut parts = self.parts.lock();
         change()?;

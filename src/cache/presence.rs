@@ -32,15 +32,15 @@ const VERSION: u32 = 1;
 /// The presence of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockState {
-    /// It isn't here.
+    /// The block is absent.
     Absent,
-    /// It is said to be here, by a map from before an unclean stop.
+    /// The map says that the block is present, but was written before an unclean stop: it is verified before use.
     Doubted,
-    /// It is here.
+    /// The block is present.
     Present,
 }
 
-/// The bitmap of the blocks of one blob that are here. Every word is read and written whole, so no lock is needed.
+/// The bitmap of the blocks of one blob that are present. Every word is read and written whole, so no lock is needed.
 #[derive(Debug)]
 pub struct Presence {
     blocks: u64,
@@ -54,7 +54,7 @@ fn words(blocks: u64) -> usize {
 }
 
 impl Presence {
-    /// The presence of a blob with `blocks` blocks, none of which is here.
+    /// The presence of a blob with `blocks` blocks, all of them absent.
     pub fn none(blocks: u64) -> Self {
         let zeros = || (0..words(blocks)).map(|_| AtomicU64::new(0)).collect();
         Self { blocks, present: zeros(), doubted: zeros(), missing: AtomicU64::new(blocks) }

@@ -1,7 +1,7 @@
 //! Removal marks: which damaged content was removed, until all who served it have dropped what was read of it.
 //!
-//! A mark is an empty file `removals/<blob>`. An agent that ends while the kernel still caches what it removed leaves the mark to the
-//! next, which [tells](super::NodeCache::repeat_removals) the mounts again. Marks are not made durable: no page cache outlives
+//! A mark is an empty file `removals/<blob>`. An agent that ends while the kernel still caches what it removed leaves the mark to
+//! the next, which [tells](super::NodeCache::repeat_removals) the mounts again. Marks are not made durable: no page cache outlives
 //! the machine, either.
 
 use std::collections::HashMap;

@@ -21,7 +21,7 @@ use super::partition::{CachedFile, Partition};
 use super::presence::BlockState;
 use super::{io as positioned, verification_time};
 
-/// What a scrub found.
+/// The result of a scrub.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScrubTotals {
     /// Blobs that were read.
@@ -59,8 +59,8 @@ pub fn scrub(cache: &Cache, give_up: &AtomicBool) -> Result<ScrubTotals> {
     Ok(totals)
 }
 
-/// Reads the blobs `found` and removes what is not right, even if it is in use: no lease protects wrong bytes. Its readers
-/// are [notified](super::removal), and it is fetched again: at once where it was staged, else when it is next read. What is right is
+/// Reads the blobs `found` and removes what is not right, even if it is in use: no lease protects wrong bytes. Its readers are
+/// [notified](super::removal), and it is fetched again: at once where it was staged, else when it is next read. What is right is
 /// [marked](verification_time). Several blobs are read by as many threads as there are processors, one by the caller's.
 ///
 /// # Errors

@@ -67,7 +67,7 @@ impl CheckpointGroup {
         self.ranks.iter().map(|saved| saved.files).sum()
     }
 
-    /// Their bytes.
+    /// Total size of the files, in bytes.
     pub fn bytes(&self) -> u64 {
         self.ranks.iter().map(|saved| saved.bytes).sum()
     }

@@ -11,7 +11,7 @@ use super::LOOSE;
 /// The prefix of the Trainer's names, before their numbers.
 const NUMBERED_PREFIX: &[u8] = b"checkpoint-";
 
-/// How a checkpoint directory is divided.
+/// The division of a checkpoint directory into units.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointUnits {
     /// The directories that hold checkpoints themselves.

@@ -89,7 +89,7 @@ impl PartialTree {
         self.parts(number, blob, index).map(|part| part.range.end - part.range.start).sum()
     }
 
-    /// Which blocks of blob `number` are missing. Only where it is one file what is there is looked at.
+    /// The missing blocks of blob `number`. The files on the disk are looked at only where the blob is one file.
     pub(super) fn missing(&self, number: u32, blob: &Blob) -> Result<Vec<u64>> {
         let all = 0..block::count(blob.size);
         let single = match self.files.get(&number).map(Vec::as_slice) {

@@ -14,8 +14,8 @@ use crate::volume::SealedUnit;
 use super::Engine;
 
 impl Engine {
-    /// Makes readable what `mirror` has as `found`, and what the origin that `open` opens has on this machine: it is read there, and
-    /// only what is no longer there comes from the mirror. Every block is verified all the same. None of it counts as traffic.
+    /// Makes readable what `mirror` has as `found`, and what the origin that `open` opens has on this machine: it is read there,
+    /// and only what is no longer there comes from the mirror. Every block is verified all the same. None of it counts as traffic.
     ///
     /// # Errors
     /// Those of [`mirrored`](Self::mirrored).

@@ -68,7 +68,7 @@ impl<'a> Hedged<'a> {
         Self { context, parallelism, target, first, second: None }
     }
 
-    /// What is still to come.
+    /// The blocks that are still to come.
     pub fn extent(&self) -> Extent {
         self.first.0.extent
     }

@@ -40,15 +40,15 @@ pub(super) struct TierRequest<'a> {
     kind: TierKind,
     size: u64,
     began: Instant,
-    /// What is still to come.
+    /// The blocks that are still to come.
     pub extent: Extent,
-    /// Until the first byte, once that is here.
+    /// Time to the first byte, once that has arrived.
     pub latency: Option<Duration>,
     /// Bytes that arrived.
     pub received: u64,
     /// The beginning of the next block.
     buffer: Option<Buffer>,
-    /// What arrived behind that.
+    /// The bytes that arrived behind that.
     rest: Option<Bytes>,
 }
 

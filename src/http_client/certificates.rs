@@ -1,4 +1,4 @@
-//! Which certificates of servers are trusted: those of this machine's authorities, and those that a user names.
+//! Trust in servers' certificates: signed by an authority of this machine, or by one that a user names.
 
 use std::sync::Arc;
 
@@ -104,7 +104,7 @@ mod tests {
     use super::super::HttpClient;
     use super::*;
 
-    /// What `openssl req -x509` makes for `name`, and its key.
+    /// A certificate like that of `openssl req -x509` for `name`, and its key.
     fn self_signed(name: &str) -> rcgen::CertifiedKey<rcgen::KeyPair> {
         let signing_key = rcgen::KeyPair::generate().expect("a key");
         let mut params = rcgen::CertificateParams::new(vec![name.to_owned()]).expect("a name");

@@ -28,7 +28,7 @@ pub(super) const ORIGIN: u8 = 2;
 pub(super) const SHA256: u8 = 1;
 pub(super) const CHECKS: u8 = 2;
 pub(super) const PACK: u8 = 4;
-/// How a mirror keeps a blob.
+/// The forms in which a mirror stores a blob.
 pub(super) const PLAIN_ENCODING: u8 = 0;
 pub(super) const FRAMES: u8 = 1;
 

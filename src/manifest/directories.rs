@@ -18,7 +18,7 @@ pub(super) struct DirectoryStack {
 struct OpenDirectory {
     /// The length of its path.
     end: usize,
-    /// Its own time, where it is known.
+    /// The directory's own time, where it is known.
     own: Option<(i64, u32)>,
     /// The time of the newest below it.
     newest: (i64, u32),

@@ -25,9 +25,9 @@ pub(super) trait ManifestContents {
 
 /// A blob in a manifest.
 pub(super) struct BlobEntry<'a> {
-    /// Its name.
+    /// The name.
     pub name: BlobName<'a>,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub size: u64,
     /// The first entry that holds it, where its origin knows it by that entry's path.
     pub entry: Option<u32>,
@@ -37,15 +37,15 @@ pub(super) struct BlobEntry<'a> {
     pub packed: bool,
     /// The SHA-256 that its origin publishes.
     pub sha256: Option<[u8; 32]>,
-    /// How the mirror keeps it. Its place has at most 65,535 bytes.
+    /// The form in which the mirror stores it. Its place has at most 65,535 bytes.
     pub stored: Stored,
 }
 
 /// The name of a blob: a [`Key`](crate::blob::Key) before it is made.
 pub(super) enum BlobName<'a> {
-    /// Its origin, its path there and its version.
+    /// The origin, the path there and the version.
     Origin,
-    /// Its digest; with the checks of its blocks, where they are known.
+    /// The digest of the content; with the checks of its blocks, where they are known.
     Content(Digest, Option<&'a [Check]>),
 }
 
@@ -57,7 +57,7 @@ impl BlobEntry<'_> {
         BlobEntry { name, size: 0, entry: None, version, packed: false, sha256: None, stored }
     }
 
-    /// Its hashes, in the order of the format.
+    /// The hashes, in the order of the format.
     fn hashes(&self) -> impl Iterator<Item = &[u8; 32]> {
         let (digest, checks) = match &self.name {
             BlobName::Origin => (None, None),
@@ -66,7 +66,7 @@ impl BlobEntry<'_> {
         digest.into_iter().chain(&self.sha256).chain(checks.into_iter().flatten().map(|check| &check.0))
     }
 
-    /// Its texts, in the order of the format.
+    /// The texts, in the order of the format.
     fn strings(&self) -> [&[u8]; 3] {
         [&self.version, &self.stored.place, self.stored.ends.as_deref().unwrap_or_default()]
     }

@@ -64,7 +64,7 @@ fn parts(mut name: &[u8]) -> Vec<u8> {
     path
 }
 
-/// Where a name that is too long may be cut: in no character of UTF-8, and in no escape.
+/// The position at which a name that is too long is cut: in no character of UTF-8, and in no escape.
 fn cut(name: &[u8]) -> usize {
     let most = MAX_NAME_BYTES - 1;
     let inside = |at: usize| name[at] & 0xc0 == 0x80 || name[at - 1] == b'%' || name[at - 2] == b'%';

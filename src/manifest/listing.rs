@@ -28,9 +28,9 @@ const MAX_VERSION_BYTES: usize = u16::MAX as usize - 32;
 /// A file as an origin lists it.
 #[derive(Clone, Debug)]
 pub struct ListedFile<'a> {
-    /// Its path below the source's root, `/` between parts, byte for byte.
+    /// The path below the source's root, `/` between parts, byte for byte.
     pub path: &'a [u8],
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: u64,
     /// When it last changed: seconds and nanoseconds since 1970.
     pub mtime: (i64, u32),
@@ -57,10 +57,10 @@ pub struct Listing {
     notes: ListingNotes,
     /// Files and links that the origin listed.
     listed: u64,
-    /// Those of them that were selected.
+    /// Listed files and links that the patterns selected.
     selected: u64,
     escape: bool,
-    /// Which files may be executed, whatever the origin says; `None`: no others.
+    /// Patterns of files that may be executed, whatever the origin says; `None`: no others.
     executable: Option<Patterns>,
 }
 

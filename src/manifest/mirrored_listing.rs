@@ -17,13 +17,13 @@ use crate::error::Result;
 pub struct MirroredBlob {
     /// The files that it holds, one after the other: their blobs in the listing, in order. Several make it a pack.
     pub files: Vec<u32>,
-    /// Its digest.
+    /// The digest.
     pub digest: Digest,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub size: u64,
     /// The checks of its blocks.
     pub checks: Arc<[Check]>,
-    /// How the mirror keeps it.
+    /// The form in which the mirror stores it.
     pub stored: Stored,
 }
 

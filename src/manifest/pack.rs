@@ -11,9 +11,9 @@ use crate::error::Result;
 /// A file in a pack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedFile {
-    /// Its bytes in the pack.
+    /// The bytes in the pack.
     pub range: Range<u64>,
-    /// Its path below the source's root.
+    /// The path below the source's root.
     pub path: Bytes,
     /// The version that its origin pinned.
     pub version: Bytes,

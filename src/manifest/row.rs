@@ -20,7 +20,7 @@ pub(super) enum RowKind {
 /// An entry of a listing, before it has its number in the manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ListingRow<'a> {
-    /// Its path with a NUL for each slash; empty for the root. So what is deeper in a tree, or follows in its order, is
+    /// The path with a NUL for each slash; empty for the root. So what is deeper in a tree, or follows in its order, is
     /// greater byte by byte.
     pub path: &'a [u8],
     /// How many names its path has.
@@ -64,7 +64,7 @@ impl<'a> ListingRow<'a> {
         Self { path, depth, what, size: 0, mtime, dated: false, kept: false, sha256: None, tail: b"" }
     }
 
-    /// Its last name.
+    /// The last name.
     pub(super) fn name(&self) -> &'a [u8] {
         self.path.rsplit(|b| *b == 0).next().unwrap_or_default()
     }

@@ -19,7 +19,7 @@ use crate::digest::{Digest, hex};
 use crate::error::{Error, Kind, Result};
 use crate::source::Patterns;
 
-/// How the last line but one of a ref begins that has no check: earlier versions wrote none.
+/// The beginning of the last line but one of a ref without a check: earlier versions wrote none.
 const TOOL_PREFIX: &str = "\n  \"tool\": \"";
 /// How often a ref is read or replaced again when another writer or a collector was faster.
 const REF_ATTEMPT_LIMIT: u32 = 8;
@@ -48,7 +48,7 @@ pub struct Ref {
     pub listing: Digest,
     /// How many files it has.
     pub files: u64,
-    /// Their bytes.
+    /// Total size of the files, in bytes.
     pub bytes: u64,
     /// How many blobs hold them.
     pub blobs: u64,
@@ -101,7 +101,7 @@ fn is_unchecked(text: &str) -> bool {
 /// The newest generation of a ref.
 #[derive(Debug)]
 pub struct LatestRef {
-    /// Its number; 0 where there is none.
+    /// The number; 0 where there is none.
     pub generation: u64,
     /// The ref's content, unless it is damaged; `None` where there is none.
     pub content: Result<Option<Ref>>,

@@ -325,7 +325,7 @@ impl Draft {
         }
     }
 
-    /// How it is kept, when all of its blocks are done, as long as its object has no other name.
+    /// The record of the blob when all of its blocks are done, as long as its object has no other name.
     ///
     /// # Errors
     /// [`Kind::Corrupt`](crate::error::Kind::Corrupt) when blocks lack.

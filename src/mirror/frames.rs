@@ -5,7 +5,7 @@ use bytes::Bytes;
 
 use crate::error::{Error, Kind, Result};
 
-/// How hard is compressed. Measured in blocks of 1 MiB on one core: level 1 makes source code 5.9 times smaller at
+/// The compression level. Measured in blocks of 1 MiB on one core: level 1 makes source code 5.9 times smaller at
 /// 430 MB/s and CSV 2.7 times at 230 MB/s; level 3 makes them 6.8 and 2.5 times smaller at about half the speed. Either is
 /// restored at about 1 GB/s.
 const ZSTD_LEVEL: i32 = 1;

@@ -38,11 +38,11 @@ const GC_REQUESTS_IN_FLIGHT: usize = 32;
 pub struct GcReport {
     /// Objects deleted.
     pub objects: u64,
-    /// Their bytes.
+    /// Total size of the objects deleted, in bytes.
     pub bytes: u64,
     /// Objects that nothing reaches, kept because they are young, or a running process may need them.
     pub kept: u64,
-    /// Their bytes.
+    /// Total size of the objects kept, in bytes.
     pub kept_bytes: u64,
 }
 

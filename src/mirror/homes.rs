@@ -1,6 +1,7 @@
 //! Homes: which nodes have a training cache, and since when each may have changes of it that are not saved.
 //!
-//! Each node writes a report of its own, at `homes/<key of the cache's ref>/<node>`: before a job writes to the cache, and after it is saved.
+//! Each node writes a report of its own, at `homes/<key of the cache's ref>/<node>`: before a job writes to the cache, and after it
+//! is saved.
 
 use chrono::{DateTime, Utc};
 use futures_util::TryStreamExt;

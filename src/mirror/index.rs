@@ -127,7 +127,7 @@ impl Mirror {
         Ok(found)
     }
 
-    /// Which checkpoints have entries.
+    /// The checkpoints that have entries.
     async fn list_checkpoints(&self, project: Option<&str>, job: Option<&str>) -> Result<Vec<CheckpointId>> {
         let mut prefix = self.tenant_key(ObjectKind::Checkpoints.name());
         if let Some(project) = project {

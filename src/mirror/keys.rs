@@ -18,9 +18,9 @@ const VERSION: u32 = 1;
 pub(super) enum ObjectKind {
     /// Content by its digest.
     Blobs,
-    /// How each blob is stored.
+    /// The form in which each blob is stored.
     Records,
-    /// Which blob was made from which files.
+    /// The files that each blob was made from.
     Recipes,
     /// Manifests by their digests.
     Manifests,
@@ -39,7 +39,7 @@ pub(super) enum ObjectKind {
 }
 
 impl ObjectKind {
-    /// Its name in keys.
+    /// The name in keys.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Blobs => "blobs",

@@ -1,7 +1,7 @@
 //! Leases: objects that keep the collector from deleting what a publisher or a reader still needs.
 //!
-//! A run that adds or collects, and an agent that serves a snapshot, each keep one and write it again every minute. When that stops, it
-//! lapses; on the machine where its holder was killed, at once. All times are the store's own, so no two clocks need to
+//! A run that adds or collects, and an agent that serves a snapshot, each keep one and write it again every minute. When that
+//! stops, it lapses; on the machine where its holder was killed, at once. All times are the store's own, so no two clocks need to
 //! agree.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -87,7 +87,7 @@ pub(super) struct LeaseEntry {
     pub began: DateTime<Utc>,
     /// When it was last renewed.
     pub renewed: DateTime<Utc>,
-    /// Which process holds it ([`process_id`]).
+    /// The process that holds it ([`process_id`]).
     holder: String,
 }
 

@@ -26,7 +26,8 @@ impl Mirror {
     /// The manifest `digest`, opened; `None` when it isn't there.
     ///
     /// # Errors
-    /// [`Kind::Corrupt`](crate::error::Kind::Corrupt) when it is damaged, [`Kind::Disk`](crate::error::Kind::Disk) for the scratch directory; those of the store.
+    /// [`Kind::Corrupt`](crate::error::Kind::Corrupt) when it is damaged, [`Kind::Disk`](crate::error::Kind::Disk) for the scratch
+    /// directory; those of the store.
     pub async fn manifest(&self, digest: &Digest) -> Result<Option<Manifest>> {
         let copied = self.copy_manifest(digest, Arc::new(self.unnamed_file()?)).await;
         match copied.map_err(|e| e.on_disk(&self.scratch))? {

@@ -29,13 +29,13 @@ struct RecordHeader {
 /// A blob that the mirror keeps. Clones share its checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MirrorRecord {
-    /// Its digest.
+    /// The digest.
     pub digest: Digest,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub size: u64,
     /// The checks of its blocks.
     pub checks: Arc<[Check]>,
-    /// Its place and form in the mirror.
+    /// The place and form in the mirror.
     pub stored: Stored,
 }
 

@@ -19,7 +19,7 @@ const MAX_OBJECT_BYTES: u64 = 512 << 20;
 
 /// An object that was read whole.
 pub(super) struct StoredObject {
-    /// Its content.
+    /// The content.
     pub bytes: Bytes,
     /// When it was written, by the store's clock.
     pub written: DateTime<Utc>,

@@ -36,7 +36,7 @@ const MAX_IN_MEMORY_BYTES: u64 = 64 << 20;
 const READS_IN_FLIGHT: usize = 4;
 /// How many files of a pack are read at once.
 const FILES_IN_FLIGHT: usize = 64;
-/// What a larger blob holds in memory meanwhile: extents as they came and compressed, and parts on their way.
+/// Memory that the upload of a larger blob holds: extents as they came and compressed, and parts in transfer.
 const STREAM_MEMORY_BYTES: u64 = 2 * READS_IN_FLIGHT as u64 * MAX_EXTENT_BLOCKS * BLOCK + 5 * MIN_PART_BYTES;
 
 /// Builds the blobs of one mirroring run.

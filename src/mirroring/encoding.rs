@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::mirror::frames;
 use crate::mirror::record::MirrorRecord;
 
-/// How a blob is kept.
+/// The encoding of a blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlobEncoding {
     Plain,
@@ -41,7 +41,7 @@ impl EncodedBlocks {
     }
 }
 
-/// Where each frame ends.
+/// The end of each frame.
 pub(super) struct FrameEnds {
     form: BlobEncoding,
     at: u64,

@@ -35,9 +35,9 @@ const MAX_PACK_FILES: usize = 65_536;
 /// A blob to build: its files, and the digest that names them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Recipe {
-    /// Its files: their blobs in the listing, in order.
+    /// The files: their blobs in the listing, in order.
     pub files: Vec<u32>,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub size: u64,
     /// The digest that names it.
     pub name: Digest,

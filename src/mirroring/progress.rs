@@ -21,7 +21,7 @@ pub struct MirrorProgress {
     state: AtomicU8,
     /// Regular files in the source.
     pub files: AtomicU64,
-    /// Their bytes.
+    /// Total size of the files, in bytes.
     pub bytes: AtomicU64,
     /// Files that are in the mirror.
     pub files_done: AtomicU64,

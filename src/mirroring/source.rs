@@ -12,24 +12,24 @@ use crate::tier::named_origin::NamedOrigin;
 /// A source to mirror.
 #[derive(Clone, Debug)]
 pub struct MirrorSource {
-    /// Its name for a person, without secrets.
+    /// The name for a person, without secrets.
     pub name: String,
-    /// Its [identity](crate::source::Uri::identity), which distinguishes it from all others.
+    /// The [identity](crate::source::Uri::identity), which distinguishes it from all others.
     pub identity: String,
     /// The patterns of its files that may be executed, beside those of which it says so.
     pub executable: Vec<String>,
-    /// Which of its files are wanted.
+    /// The selection of its files.
     pub patterns: Patterns,
-    /// Where they are.
+    /// The origin of the files.
     pub origin: Arc<dyn Origin>,
     /// Whether a large file that the mirror may have under another name is read once more to find out, which is cheap for
     /// files of this machine.
     pub hash_first: bool,
-    /// Which earlier state of the source it takes the place of.
+    /// The earlier state of the source that it replaces.
     pub succession: Succession,
 }
 
-/// Which earlier state of a source a mirrored one takes the place of.
+/// The earlier state of a source that a mirrored one replaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Succession {
     /// One that was listed earlier: anybody may mirror the source.
@@ -50,7 +50,7 @@ impl MirrorSource {
         Self { name, identity, executable, patterns, origin, hash_first: true, succession }
     }
 
-    /// What `origin`, a local directory, lists, as the checkpoint `id`.
+    /// The checkpoint `id`, with the content of `origin`, a local directory.
     pub fn checkpoint(id: &CheckpointId, origin: Arc<dyn Origin>) -> Self {
         Self::local(id.to_string(), origin, Succession::OneWriter)
     }

@@ -15,8 +15,8 @@ pub const PAGE_BLOCK_BITS: u8 = 12;
 pub const MAX_DEVICES: usize = u16::MAX as usize;
 /// Content of at most so many bytes goes to the pack: a device for each would be a file that the kernel opens while it mounts.
 const MAX_PACKED_BYTES: u64 = BLOCK;
-/// The smallest chunk of a large file, in bits, and the most chunks that it has: what its last block lacks to a whole one can't be read
-/// from its own device, where the kernel takes the file's end for a failure, so the last chunk is copied to the pack.
+/// The smallest chunk of a large file, in bits, and the most chunks that it has: what its last block lacks to a whole one can't be
+/// read from its own device, where the kernel takes the file's end for a failure, so the last chunk is copied to the pack.
 const MIN_CHUNK_BITS: u32 = 16;
 const MAX_CHUNKS: u64 = 1 << 12;
 /// Not in the pack: neither the file nor, so far, its blob.
@@ -41,11 +41,11 @@ pub struct DataLayout {
 /// The part of a file that lies in the pack.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PackedPart {
-    /// Its place in the pack, in blocks.
+    /// The place in the pack, in blocks.
     block: u32,
     /// The file.
     pub entry: u32,
-    /// Its first byte in the file; it reaches to the file's end.
+    /// The first byte in the file; it reaches to the file's end.
     pub from: u64,
 }
 
@@ -70,11 +70,11 @@ pub(super) struct Chunks {
 /// The part of a file that lies on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DevicePart {
-    /// Its first byte in the file.
+    /// The first byte in the file.
     pub from: u64,
-    /// Its first byte on the device.
+    /// The first byte on the device.
     pub at: u64,
-    /// Its length, in bytes.
+    /// The length, in bytes.
     pub len: u64,
 }
 
@@ -187,8 +187,8 @@ impl DataLayout {
         }
     }
 
-    /// The files of which bytes lie in one of `ranges` of the pack, each its first byte and its length. Files with the same content share
-    /// one place.
+    /// The files of which bytes lie in one of `ranges` of the pack, each its first byte and its length. Files with the same content
+    /// share one place.
     pub(super) fn packed_files(&self, ranges: &[(u64, u64)]) -> Vec<u32> {
         let parts = ranges
             .iter()

@@ -71,7 +71,7 @@ pub(super) struct Inode {
     pub mode: U16,
     pub reserved: U16,
     pub size: U64,
-    /// Its first block, or the format of its chunks.
+    /// The first block, or the format of its chunks.
     pub place: U32,
     pub number: U32,
     pub uid: U32,

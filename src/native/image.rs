@@ -30,7 +30,7 @@ const COMPAT_MTIME: u32 = 0x2;
 pub struct ImageOptions {
     /// The owner of all files.
     pub uid: u32,
-    /// Their group.
+    /// The group of all files.
     pub gid: u32,
     /// Whether others than the owner may read.
     pub allow_other: bool,

@@ -143,15 +143,16 @@ impl NativeSnapshot {
         Ok(None)
     }
 
-    /// The inode number of what the cache has of the device `key`, whole or not; `None` where it has nothing. Touches the local disk.
+    /// The inode number of what the cache has of the device `key`, whole or not; `None` where it has nothing. Touches the local
+    /// disk.
     pub fn device_inode(&self, key: &Key) -> Option<u64> {
         let layout = self.snapshot.resources().cache.layout();
         let found = [BlobFile::Part, BlobFile::Whole].into_iter().find_map(|form| layout.stat(key, form));
         found.map(|stat| stat.st_ino)
     }
 
-    /// The files of which bytes lie in one of `ranges` of the device `key`, each its first byte and its length; and what of them lies on
-    /// that device.
+    /// The files of which bytes lie in one of `ranges` of the device `key`, each its first byte and its length; and what of them
+    /// lies on that device.
     ///
     /// # Errors
     /// [`Kind::Corrupt`] when the manifest is.

@@ -30,7 +30,7 @@ use crate::tier::{Body, Origin, Tier, TierKind, Urgency};
 #[derive(Debug)]
 pub(super) struct LocalOrigin {
     name: String,
-    /// Its path in messages.
+    /// The path in messages.
     path: String,
     root: Arc<LocalRoot>,
 }

@@ -1,4 +1,4 @@
-//! Which redirects are followed: not from TLS to plain http, and not into a network that only this machine sees.
+//! The policy for redirects: none from TLS to plain http, and none into a network that only this machine sees.
 //!
 //! A server that redirects chooses what this machine asks next, and what comes is mounted. From a public server that must not be
 //! a service of this machine, of its network, or the one at 169.254.169.254 that hands out a cloud's credentials. So a redirect

@@ -29,11 +29,11 @@ pub struct BackoffTable {
 /// Whether requests are sent to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerState {
-    /// It is asked.
+    /// Requests are sent.
     Available,
-    /// It did not respond, and is not asked for so much longer.
+    /// The peer did not respond; it gets no requests for this time.
     BackingOff(Duration),
-    /// It sent wrong bytes, and is not asked for so much longer.
+    /// The peer sent wrong bytes; it gets no requests for this time.
     Banned(Duration),
 }
 

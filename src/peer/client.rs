@@ -161,7 +161,7 @@ impl Peers {
         self.backoffs.state_of(id)
     }
 
-    /// This node, as it announced itself when it started.
+    /// The member that this node announced itself as when it started.
     pub fn me(&self) -> &Member {
         &self.me
     }

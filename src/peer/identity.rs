@@ -75,7 +75,7 @@ pub fn is_id(id: &str) -> bool {
 pub struct CertificateFiles {
     /// The certificate, followed by its intermediates.
     pub certificate: PathBuf,
-    /// Its private key.
+    /// The private key.
     pub key: PathBuf,
     /// The authorities of the cluster.
     pub authority: PathBuf,
@@ -84,7 +84,7 @@ pub struct CertificateFiles {
 /// The sender of a request, as its certificate names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// Its node id; `None` without TLS.
+    /// The node id; `None` without TLS.
     pub id: Option<String>,
     /// The tenants that it may host; `None`: all.
     pub tenants: Option<Vec<String>>,

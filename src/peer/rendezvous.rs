@@ -38,8 +38,8 @@ pub fn owners(group: BlockGroup, members: &[Arc<Member>]) -> [Option<&Arc<Member
     [Some(first), second]
 }
 
-/// Which of `holders` the node `me` asks for `group`: one of its own zone where there is one. Each node has its own order, so
-/// that all holders share the work.
+/// Chooses the one of `holders` that the node `me` asks for `group`: of its own zone where there is one. Each node has its own
+/// order, so that all holders share the work.
 pub fn choose_holder<'a>(
     group: BlockGroup,
     me: &Member,

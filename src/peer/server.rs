@@ -79,7 +79,7 @@ impl PeerServer {
         self.gossip_sender.set(sender).ok();
     }
 
-    /// Where gossip messages are sent, if anywhere.
+    /// The queue of incoming gossip messages, if there is one.
     pub(super) fn gossip_sender(&self) -> Option<&GossipSender> {
         self.gossip_sender.get()
     }

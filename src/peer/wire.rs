@@ -36,7 +36,7 @@ use crate::tier::Urgency;
 /// The length of a frame's header, in bytes.
 pub(super) const FRAME_HEADER_BYTES: usize = 5;
 
-/// What a request asks of its receiver.
+/// The role of a request's receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// To fetch what it lacks from the mirror, for all who ask.
@@ -56,11 +56,11 @@ pub struct BlockRequest {
     pub snapshot: Digest,
     /// The blob's digest.
     pub blob: Digest,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: u64,
     /// The requested bytes; not empty.
     pub range: Range<u64>,
-    /// What the receiver is to do.
+    /// The role of the receiver.
     pub role: Role,
     /// The kind of reader that waits for the bytes.
     pub urgency: Urgency,
@@ -151,7 +151,8 @@ pub type Frames = BoxStream<'static, Result<Frame>>;
 pub enum Frame {
     /// The next bytes of the range.
     Data(Bytes),
-    /// [`MAX_PART_BYTES`] more bytes of the next data frame have arrived. It is never sent: the receiver makes it to measure progress.
+    /// [`MAX_PART_BYTES`] more bytes of the next data frame have arrived. It is never sent: the receiver makes it to measure
+    /// progress.
     Part,
     /// A heartbeat: the bytes are on their way.
     Wait,

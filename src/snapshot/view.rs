@@ -30,7 +30,7 @@ impl Snapshot {
         self.view.get().map_or(&self.manifest, |view| &view.manifest).clone()
     }
 
-    /// Its manifest, whatever is shown.
+    /// The manifest as it was listed, whatever is shown.
     pub(crate) fn listed_manifest(&self) -> &Arc<Manifest> {
         &self.manifest
     }

@@ -48,7 +48,7 @@ pub struct Access {
     pub unpinned: bool,
     /// A file of credentials in the format of the source's scheme. It is read anew each time.
     pub credentials: Option<PathBuf>,
-    /// How requests are authorized; without it and such a file, by the keys above and by what this machine has.
+    /// The authorization of requests; without it and such a file, by the keys above and by what this machine has.
     pub auth: Option<AuthMethod>,
     /// The stores in which the secret that `auth` names is looked up, in this order, each time anew.
     pub secrets: Vec<SecretStore>,
@@ -57,7 +57,7 @@ pub struct Access {
     pub explicit_only: bool,
 }
 
-/// How an S3 service is reached.
+/// The access to an S3 service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct S3Access {
@@ -77,11 +77,11 @@ pub struct S3Access {
     pub anonymous: bool,
 }
 
-/// How the Hugging Face Hub is reached.
+/// The access to the Hugging Face Hub.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HubAccess {
-    /// Its URL, where it is not `https://huggingface.co`.
+    /// The URL, where it is not `https://huggingface.co`.
     pub endpoint: Option<String>,
     /// The token of an account, for what is private or gated.
     pub token: Option<Secret>,

@@ -1,4 +1,4 @@
-//! How requests to a source are authorized: the `auth` of a configuration.
+//! The authorization of requests to a source: the `auth` of a configuration.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::diagnostic::Diagnostics;
 use super::fields::Fields;
 
-/// How requests to a source are authorized. It names secrets and roles and holds no secret itself.
+/// The authorization of requests to a source. It names secrets and roles and holds no secret itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "auth_method")]
 pub enum AuthMethod {

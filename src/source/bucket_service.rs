@@ -16,7 +16,7 @@ pub(crate) fn not_object_storage(uri: &Uri) -> Error {
 /// The service that a source's bucket is in.
 #[derive(Debug)]
 pub(crate) struct BucketService {
-    /// Its URL, without a slash at its end.
+    /// The URL, without a slash at its end.
     pub endpoint: String,
     /// The region that requests are signed for; empty for a service that doesn't speak S3.
     pub region: String,

@@ -65,7 +65,7 @@ pub trait CredentialLoader: fmt::Debug + Send + Sync {
     /// is wrong; both name the secret and never a value.
     fn load(&self) -> Result<Credentials>;
 
-    /// Their name in messages: `the secret "hf_token"`. `None` where none are named.
+    /// The credentials' name in messages: `the secret "hf_token"`. `None` where none are named.
     fn name(&self) -> Option<String>;
 }
 

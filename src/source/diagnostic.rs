@@ -63,7 +63,7 @@ impl Serialize for DocumentPath {
     }
 }
 
-/// How severe a diagnostic is.
+/// The severity of a diagnostic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
@@ -90,7 +90,7 @@ impl fmt::Display for Severity {
 pub struct Diagnostic {
     /// The place that it is about.
     pub place: DocumentPath,
-    /// How severe it is.
+    /// The severity.
     pub verdict: Severity,
     /// The problem and its remedy, in one line and without any secret.
     pub text: String,

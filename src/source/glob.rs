@@ -8,7 +8,7 @@
 /// One character of a name: a Unicode scalar value, or [`INVALID_BYTE_BASE`] and above for a byte that is not UTF-8.
 pub(super) type Unit = u32;
 
-/// What a stray byte is added to: past the last Unicode scalar value, so that no character of a pattern equals it.
+/// The offset of a byte that is not UTF-8: past the last Unicode scalar value, so that no character of a pattern equals it.
 const INVALID_BYTE_BASE: Unit = 0x11_0000;
 
 /// Negates a set when it is its first character.
@@ -37,7 +37,7 @@ enum Token {
     Star,
     /// Any one character.
     Any,
-    /// This character.
+    /// The one character.
     One(Unit),
     /// One character in these ranges, or one outside of them all.
     Set { negated: bool, ranges: Vec<(Unit, Unit)> },
@@ -149,7 +149,7 @@ fn set(text: &[Unit]) -> Option<(Token, &[Unit])> {
     Some((Token::Set { negated, ranges }, &after[1..]))
 }
 
-/// What lies between the dashes of the set that is `text`, where they make ranges: each from the last character before
+/// Splits the set `text` at the dashes that make ranges: each from the last character before
 /// it to the first one after it. A range that runs backwards is dropped with both of its ends, as Python does it, before
 /// anything else is read: so `[b-a!c]` is `[!c]`.
 fn chunks(text: &[Unit]) -> Vec<Vec<Unit>> {
@@ -184,7 +184,7 @@ mod tests {
         Glob::new(pattern).matches(&units(name))
     }
 
-    /// What `fnmatch.fnmatchcase` of Python 3.11 answers.
+    /// The answers of Python 3.11's `fnmatch.fnmatchcase`.
     #[test]
     fn glob_set_matches_as_in_python() {
         for (pattern, yes, no) in [

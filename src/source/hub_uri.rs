@@ -208,7 +208,7 @@ mod tests {
     use crate::source::Uri;
     use serde_json::Value;
 
-    /// What the library makes of URIs; `scripts/vectors` recorded it.
+    /// The library's own readings of URIs; `scripts/vectors` recorded them.
     const VECTORS: [&str; 2] =
         [include_str!("testdata/hf_uri.json"), include_str!("testdata/hf_uri_more.json")];
 

@@ -1,4 +1,4 @@
-//! Which of a source's files are wanted.
+//! Patterns that select files of a source.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::error::{Error, Kind, Result};
 /// The longest pattern, in bytes: the longest path is shorter.
 const PATTERN_LENGTH_LIMIT: usize = 4096;
 
-/// Which of a source's files are wanted: patterns with the meaning of Python's `fnmatch.fnmatchcase`, put together as
+/// The selection of a source's files: patterns with the meaning of Python's `fnmatch.fnmatchcase`, put together as
 /// `huggingface_hub` does it. `*` crosses `/`, case counts, `dir/` means all below `dir`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Patterns {

@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 use super::Uri;
 use crate::error::{Error, Kind, Result};
 
-/// How the tree of a source is shown. Where none is named, as its origin has it.
+/// The layout in which the tree of a source is shown. Default: as its origin has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TreeLayout {
-    /// As `huggingface_hub` keeps a repository in its cache: `models--owner--name/{refs,blobs,snapshots}`.
+    /// The layout of `huggingface_hub`'s cache: `models--owner--name/{refs,blobs,snapshots}`.
     HfCache,
 }
 

@@ -18,7 +18,7 @@ use crate::manifest::{Manifest, PackedFile};
 /// How many parts are asked for at once: a block of small files must arrive before the fetch takes it for stalled.
 const MAX_PARALLEL_PARTS: usize = 16;
 
-/// How an origin is opened.
+/// The function that opens an origin.
 pub type OriginOpener = Box<dyn Fn() -> BoxFuture<'static, Result<Arc<dyn Origin>>> + Send + Sync>;
 
 /// An origin, asked for the blobs of a mirrored snapshot. It is opened when it is first asked: until then it

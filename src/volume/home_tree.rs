@@ -25,7 +25,7 @@ const NEW_DIRECTORY_MODE: Mode = Mode::from_raw_mode(0o755);
 /// A file as a snapshot has it.
 #[derive(Clone, Debug)]
 pub struct FormerFile {
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: u64,
     /// When it was last written.
     pub mtime: FileTime,
@@ -100,10 +100,10 @@ impl Scan {
             || self.directories.values().any(of_directory)
     }
 
-    /// Makes the scanned `directory` durable, and ready to be published after the snapshot of the files `former`, whose
-    /// tree is `base`; `tree` is that of the scan. Files that are being written stay as they were there, or are left out
-    /// where they are new. While processes write to the directory, `writing_at` is the time of the walk, in nanoseconds since 1970, and
-    /// what was touched just before it counts as being written. Touches the local disk; the process must ignore SIGIO.
+    /// Makes the scanned `directory` durable, and ready to be published after the snapshot of the files `former`, whose tree is
+    /// `base`; `tree` is that of the scan. Files that are being written stay as they were there, or are left out where they are
+    /// new. While processes write to the directory, `writing_at` is the time of the walk, in nanoseconds since 1970, and what was
+    /// touched just before it counts as being written. Touches the local disk; the process must ignore SIGIO.
     ///
     /// # Errors
     /// [`Kind::Disk`](crate::error::Kind::Disk).
@@ -163,8 +163,8 @@ fn is_quiet(
     Ok(is_left && ScannedFile::of(&opened).is_ok_and(|now| now == *found))
 }
 
-/// Makes the changes of `plan` in `directory`; what it takes of the tree `theirs` lies in `incoming`, and is moved from there. Nothing
-/// is reached through a link. It may be interrupted and repeated. Touches the local disk.
+/// Makes the changes of `plan` in `directory`; what it takes of the tree `theirs` lies in `incoming`, and is moved from there.
+/// Nothing is reached through a link. It may be interrupted and repeated. Touches the local disk.
 ///
 /// # Errors
 /// [`Kind::Disk`](crate::error::Kind::Disk), [`Kind::NoSpace`](crate::error::Kind::NoSpace).

@@ -14,8 +14,9 @@ use crate::manifest::Manifest;
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
 
 impl SealedUnit {
-    /// Moves its files into `cache` that are whole blobs of `manifest`, where they are on one disk; from then on they are gone from the
-    /// unit. One that has another name, or might still be written to, stays. Returns the bytes that were moved. Touches the local disk.
+    /// Moves its files into `cache` that are whole blobs of `manifest`, where they are on one disk; from then on they are gone from
+    /// the unit. One that has another name, or might still be written to, stays. Returns the bytes that were moved. Touches the
+    /// local disk.
     ///
     /// # Errors
     /// Those of [`Cache::adopt`] and of the manifest.

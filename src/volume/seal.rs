@@ -32,11 +32,11 @@ pub type Seals = BTreeMap<String, Seal>;
 pub struct Seal {
     /// The unit's name.
     pub unit: String,
-    /// Its regular files.
+    /// The regular files.
     pub files: BTreeMap<EncodedPath, ScannedFile>,
-    /// Its directories, and when each was changed.
+    /// The directories, and when each was changed.
     pub directories: BTreeMap<EncodedPath, FileTime>,
-    /// Its symbolic links, what each holds, and when it was made.
+    /// The symbolic links, the target of each, and when it was made.
     pub links: BTreeMap<EncodedPath, (EncodedPath, FileTime)>,
 }
 
@@ -67,7 +67,7 @@ impl<'de> Deserialize<'de> for EncodedPath {
 pub enum SealOutcome {
     /// The unit is sealed.
     Sealed(SealedUnit),
-    /// It has a writer, or had one since it was looked at.
+    /// The unit has a writer, or had one since it was looked at.
     Busy,
     /// The file system can't tell whether it has a writer.
     WritersUnknown,
@@ -76,7 +76,7 @@ pub enum SealOutcome {
 /// A sealed unit, ready to be read.
 #[derive(Debug)]
 pub struct SealedUnit {
-    /// Its files.
+    /// The files.
     pub seal: Seal,
     pub(super) directory: Arc<VolumeDirectory>,
     /// Files of it that are open.
@@ -126,7 +126,7 @@ impl Scan {
 }
 
 impl Seal {
-    /// Its state, as a digest of all paths, versions and links.
+    /// The state, as a digest of all paths, versions and links.
     pub fn fingerprint(&self) -> Digest {
         let files = self.files.iter().map(|(path, file)| (path, file.version.as_bytes()));
         // The time of a directory says nothing that its entries don't.

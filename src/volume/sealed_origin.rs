@@ -65,8 +65,8 @@ impl SealedOrigin {
         Self { name, unit, former: FormerFiles::new(), pace: bytes_per_second.map(pace).map(Arc::new) }
     }
 
-    /// The tree `quiet`, to be published as `name` after the snapshot that its former files are of; so many bytes a second are read at
-    /// most.
+    /// The tree `quiet`, to be published as `name` after the snapshot that its former files are of; so many bytes a second are read
+    /// at most.
     pub fn after(name: String, quiet: QuietTree, bytes_per_second: Option<u64>) -> Self {
         Self { former: quiet.former, ..Self::new(name, quiet.unit, bytes_per_second) }
     }
@@ -142,7 +142,7 @@ impl Origin for SealedOrigin {
 struct OpenFile {
     file: Arc<OwnedFd>,
     sealed: ScannedFile,
-    /// Its name in messages.
+    /// The name in messages.
     name: String,
 }
 
@@ -218,7 +218,7 @@ mod tests {
         (home, Arc::new(unit))
     }
 
-    /// What a walk finds of the unit.
+    /// The unit as a walk finds it.
     fn found(directory: &VolumeDirectory) -> Seal {
         let (mut units, _) = directory.walk().and_then(Scan::into_seals).expect("a walk");
         units.remove("unit").expect("it is there")

@@ -8,12 +8,12 @@ use super::walk::FileTime;
 use crate::checkpoint::LOOSE;
 use crate::digest::Digest;
 
-/// How long nothing may have come to a unit, or to a file, before it is sealed. Not less: before Linux 6.13 times of files tick every
-/// 4 ms, and two looks must be apart by more than whatever a clock does.
+/// How long nothing may have come to a unit, or to a file, before it is sealed. Not less: before Linux 6.13 times of files tick
+/// every 4 ms, and two looks must be apart by more than whatever a clock does.
 pub const SEAL_QUIET_PERIOD: Duration = Duration::from_secs(2);
 /// How long nothing may have come to a unit before it is saved, unless there is a hint that it is complete.
 const SETTLE_QUIET_PERIOD: Duration = Duration::from_secs(10);
-/// [`SEAL_QUIET_PERIOD`] where the file system can't tell whether there is a writer.
+/// Like [`SEAL_QUIET_PERIOD`], where the file system can't tell whether there is a writer.
 pub(super) const SEAL_QUIET_PERIOD_WITHOUT_LEASES: Duration = Duration::from_secs(60);
 /// How long nothing may have come to a unit without a hint before it counts as complete.
 const COMPLETE_QUIET_PERIOD: Duration = Duration::from_secs(60);

@@ -1,8 +1,8 @@
-//! Why something that lies in a directory is left out of what is saved of it.
+//! Reasons for which an entry of a saved directory is left out.
 
 use std::fmt;
 
-/// Why something is left out of a directory.
+/// The reason for which an entry is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SkipReason {
     /// A directory whose path can't be opened.
@@ -15,9 +15,9 @@ pub enum SkipReason {
     NotUtf8,
     /// A socket, which has no content that outlives its process.
     Socket,
-    /// As a socket.
+    /// A fifo, likewise.
     Fifo,
-    /// As a socket.
+    /// A device, likewise.
     Device,
 }
 

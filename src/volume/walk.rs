@@ -39,7 +39,7 @@ pub struct VolumeDirectory {
 pub struct ScannedFile {
     /// The version of its content: device, inode, size and times.
     pub version: String,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: u64,
     /// When it was last written: seconds and nanoseconds since 1970.
     pub mtime: FileTime,
@@ -98,12 +98,12 @@ impl VolumeDirectory {
         Ok(Self { path: path.to_owned(), directory, device })
     }
 
-    /// Its path.
+    /// The path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its descriptor.
+    /// The descriptor.
     pub fn descriptor(&self) -> &OwnedFd {
         &self.directory
     }
@@ -133,8 +133,8 @@ impl VolumeDirectory {
         Ok((FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile).then_some(opened))
     }
 
-    /// The first bytes of the regular file at `path` below it, `most` of them at most; `None` where there is none. Touches the local
-    /// disk.
+    /// The first bytes of the regular file at `path` below it, `most` of them at most; `None` where there is none. Touches the
+    /// local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`].

@@ -1,5 +1,5 @@
-//! The keys of a `config.yaml` below those at its top. Only their names are checked: they are for the service that builds and serves
-//! the model, and one that is misspelt may be one that was meant for us.
+//! The keys of a `config.yaml` below those at its top. Only their names are checked: they are for the service that builds and
+//! serves the model, and one that is misspelt may be one that was meant for us.
 
 use serde_json::Value;
 

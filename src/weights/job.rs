@@ -26,9 +26,9 @@ pub struct JobCommands {
     pub team: Option<String>,
     /// How many complete checkpoints of the project are kept in the mirror; `None`: all.
     pub keep: Option<NonZeroU32>,
-    /// Its commands, one after the other.
+    /// The commands, one after the other.
     pub start_commands: Vec<String>,
-    /// Their environment.
+    /// The environment of the commands.
     pub environment: BTreeMap<String, Variable>,
     /// The checkpoints that they resume from, if its `load_checkpoint_config` is enabled.
     pub load: Option<CheckpointLoading>,
@@ -38,7 +38,7 @@ pub struct JobCommands {
     pub checkpoints: Option<CheckpointingConfig>,
 }
 
-/// How the checkpoint directory of a job is saved.
+/// The settings by which the checkpoint directory of a job is saved.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct CheckpointingConfig {
@@ -141,7 +141,8 @@ fn keys_of(map: &Map<String, Value>) -> &'static [JobKey] {
 }
 
 /// The commands of a document: its `name` and its `runtime`; of a `config.yaml` its `environment_variables`, as the texts that
-/// Truss makes of them, since it has no commands. [`read`](super::read) reports what is wrong with them; what can't be read is left out.
+/// Truss makes of them, since it has no commands. [`read`](super::read) reports what is wrong with them; what can't be read is left
+/// out.
 pub fn job_commands(document: &Value) -> JobCommands {
     let Some(job) = Specification::find(document, &mut Diagnostics::default()) else {
         return JobCommands::default();

@@ -12,7 +12,7 @@ const DEFAULT_FOLDER: &str = "/tmp/loaded_checkpoints";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CheckpointLoading {
-    /// Which ones; as Truss has it, the latest of the job's own project where none are named.
+    /// The checkpoints to load; as Truss has it, the latest of the job's own project where none are named.
     pub checkpoints: Vec<CheckpointReference>,
     /// The directory that they lie below.
     pub download_folder: PathBuf,
@@ -28,11 +28,11 @@ impl Default for CheckpointLoading {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CheckpointReference {
-    /// Its project; `None`: that of the job that saved it, or the job's own.
+    /// The project; `None`: that of the job that saved the checkpoint, or the job's own.
     pub project_name: Option<String>,
     /// The ID of the job that saved it; `None`: any.
     pub job_id: Option<String>,
-    /// Its name; `None`: the latest.
+    /// The checkpoint's name; `None`: the latest.
     pub checkpoint_name: Option<String>,
 }
 

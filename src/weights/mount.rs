@@ -80,7 +80,7 @@ pub fn check_locations(paths: &[&Path]) -> Result<()> {
     }
 }
 
-/// What is shown of a source, and where.
+/// The tree that is shown of a source, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShownSource {
     /// The directory where it appears.
@@ -96,8 +96,8 @@ impl ShownSource {
     }
 }
 
-/// What is shown of `sources`, each with its mount location. Repositories of the Hub in the layout hf-cache that have one mount location
-/// are shown in it side by side, as in one cache.
+/// The trees that are shown of `sources`, each with its mount location. Repositories of the Hub in the layout hf-cache with one
+/// mount location are shown in it side by side, as in one cache.
 pub fn shown_sources(sources: &[(PathBuf, Option<TreeLayout>, Uri)]) -> Vec<ShownSource> {
     let is_hub_cache = |layout: &Option<TreeLayout>| *layout == Some(TreeLayout::HfCache);
     let shares = |path: &PathBuf| {

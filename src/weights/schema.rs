@@ -23,7 +23,7 @@ pub(super) enum Shape {
     Label,
     Whole,
     Flag,
-    /// One of these texts.
+    /// A text, one of these.
     Word(&'static [&'static str]),
     Texts,
     /// A mapping of texts, and of names of secrets.

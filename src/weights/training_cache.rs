@@ -55,7 +55,8 @@ impl TrainingCache {
     }
 }
 
-/// The training cache that a document asks for: its `cache_config`, or the older `enable_cache`, which means the legacy directory, too.
+/// The training cache that a document asks for: its `cache_config`, or the older `enable_cache`, which means the legacy directory,
+/// too.
 pub fn training_cache(document: &Value) -> Option<TrainingCache> {
     let job = Specification::find(document, &mut Diagnostics::default())?;
     let runtime = job.fields.present("runtime")?;

@@ -5,7 +5,8 @@ use crate::disk::LoopDisk;
 use crate::machine::Machine;
 use crate::tree::write_file;
 
-/// A machine whose volumes are on the disk of its cache: that has 50 MiB which nobody uses any more, of some 110 MiB, and keeps 40 MiB free.
+/// A machine whose volumes are on the disk of its cache: that has 50 MiB which nobody uses any more, of some 110 MiB, and keeps 40
+/// MiB free.
 #[derive(Debug)]
 pub struct FilledDisk {
     /// Its agent.

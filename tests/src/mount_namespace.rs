@@ -35,8 +35,8 @@ pub struct MountNamespace {
 }
 
 impl MountNamespace {
-    /// A namespace of its own, with `bdnfs` in `/usr/local/bin`, no helper of mount(8), and nothing below `/mnt`, `/run`, `/srv` and
-    /// `/var/cache`.
+    /// A namespace of its own, with `bdnfs` in `/usr/local/bin`, no helper of mount(8), and nothing below `/mnt`, `/run`, `/srv`
+    /// and `/var/cache`.
     ///
     /// # Panics
     /// When it can't be made, as without root.

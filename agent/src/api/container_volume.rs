@@ -14,7 +14,7 @@ use super::saving::SaveReport;
 /// How many characters of the id of a container or pod are the id of the job that its checkpoints belong to.
 const JOB_ID_LEN: usize = 8;
 
-/// What a volume of a container is.
+/// The kind of a container's volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum VolumeKind {
@@ -47,7 +47,7 @@ impl fmt::Display for VolumeKind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeRequest {
-    /// What it is.
+    /// The kind of volume.
     pub kind: VolumeKind,
     /// The project.
     pub project: String,
@@ -75,9 +75,9 @@ pub struct VolumeRequest {
 pub enum VolumeState {
     /// The container may write to it.
     Published,
-    /// It was ended, and what was written is being saved.
+    /// Unpublished; what was written is being saved.
     Saving,
-    /// It was ended, and not all could be saved: the directory is kept.
+    /// Unpublished, but not all could be saved: the directory is kept.
     Unsaved,
 }
 
@@ -96,7 +96,7 @@ impl fmt::Display for VolumeState {
 pub struct VolumeStatus {
     /// The key of the volume.
     pub key: String,
-    /// What it is.
+    /// The kind of volume.
     pub kind: VolumeKind,
     /// The project.
     pub project: String,

@@ -56,7 +56,7 @@ pub struct JobRequest {
     /// Whether the job ends when the agent does, in whatever way.
     #[serde(default)]
     pub attached: bool,
-    /// Which part of which training job it is.
+    /// The training job that it belongs to, and its rank there.
     #[serde(default)]
     pub training: TrainingIdentity,
     /// The checkpoints that the job resumes from. At submission they are found and pinned, and become sources of the job.
@@ -77,7 +77,7 @@ pub struct JobRequest {
 }
 
 impl JobRequest {
-    /// What the job sees of each source, and where.
+    /// The trees that the job sees, with their mount locations.
     ///
     /// # Errors
     /// [`Kind::Invalid`](bdnfs::error::Kind::Invalid) for a source that is none.
@@ -225,7 +225,7 @@ pub struct JobStatus {
     pub why: Option<Failure>,
     /// The tenant that it belongs to.
     pub tenant: Option<String>,
-    /// Which part of which training job it is.
+    /// The training job that it belongs to, and its rank there.
     #[serde(default)]
     pub training: TrainingIdentity,
     /// The sources of the job, and where it sees them.

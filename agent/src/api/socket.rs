@@ -12,7 +12,7 @@ pub fn of_cache(dir: &Path) -> PathBuf {
     dir.join("control.sock")
 }
 
-/// Where an agent listens whatever its cache; `None` for a user without a directory for that.
+/// The socket at which an agent listens whatever its cache; `None` for a user without a directory for that.
 pub fn well_known() -> Option<PathBuf> {
     let env = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     if let Some(path) = env(SOCKET_PATH_VARIABLE) {

@@ -21,7 +21,7 @@ pub struct TrainingIdentity {
     pub team: Option<String>,
     /// The id of the training job, one for all its ranks; default: a random one.
     pub id: Option<String>,
-    /// Which of the nodes this is, from 0 on.
+    /// The rank of this node, counted from 0.
     pub rank: u32,
     /// How many nodes the training job has.
     pub nodes: u32,

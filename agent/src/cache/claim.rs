@@ -1,4 +1,4 @@
-//! An agent's claim on its cache, which outlives a crash: what it had leased is not for others to evict before it is back.
+//! Marks a cache as claimed by an agent, so that no other process evicts its leased blobs after a crash.
 
 use std::fs;
 use std::io::{self, ErrorKind, Write};

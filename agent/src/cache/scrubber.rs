@@ -66,8 +66,8 @@ pub struct ScrubCounts {
 }
 
 impl Scrubber {
-    /// Starts to verify everything in the cache of `engine` once in each `interval`, as soon as it `is_ready`: a native mount of the
-    /// last run can be repaired only when it is taken up. Never where the interval is 0.
+    /// Starts to verify everything in the cache of `engine` once in each `interval`, as soon as it `is_ready`: a native mount of
+    /// the last run can be repaired only when it is taken up. Never where the interval is 0.
     ///
     /// # Errors
     /// Those of [`CacheDirectory::open`]; [`Kind::Disk`] where there is no thread for it.

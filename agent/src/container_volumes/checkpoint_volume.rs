@@ -95,7 +95,7 @@ pub async fn save(
     Err(Failure::new(Kind::Unavailable, text))
 }
 
-/// How the checkpoints of a volume come into the cache, of which `mirror` has them.
+/// The copying of a volume's checkpoints, which `mirror` has, into the cache.
 fn caching(volumes: &ContainerVolumes, own: &ContainerVolume, mirror: MirrorRequest) -> CheckpointCaching {
     let key = own.key.clone();
     CheckpointCaching {

@@ -34,7 +34,7 @@ pub struct VolumeRecord {
 /// The directory of a volume.
 #[derive(Clone, Debug)]
 pub enum WritableDirectory {
-    /// That of a job's checkpoints.
+    /// The checkpoint directory of a job.
     Checkpoints(JobVolume),
     /// The home of a project's training cache.
     ProjectCache(CacheHome),
@@ -101,7 +101,7 @@ enum VolumeStep {
     #[default]
     Preparing,
     Published,
-    /// It can't be published, or what was written can't be saved.
+    /// The volume can't be published, or what was written can't be saved.
     Failed(Failure),
 }
 

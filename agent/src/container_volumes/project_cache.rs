@@ -49,8 +49,8 @@ impl HomeUser for ProjectCacheUse {
 }
 
 impl ProjectCacheUse {
-    /// Creates the `home`, unless it exists, pulls what other nodes saved unless others on this node use it, and notes that it is written
-    /// in this boot. The file keeps it from being removed. Without the mirror it is as this node has it.
+    /// Creates the `home`, unless it exists, pulls what other nodes saved unless others on this node use it, and notes that it is
+    /// written in this boot. The file keeps it from being removed. Without the mirror it is as this node has it.
     ///
     /// # Errors
     /// [`Kind::Busy`](bdnfs::error::Kind::Busy) while it is removed; [`Kind::Disk`](bdnfs::error::Kind::Disk),
@@ -66,8 +66,8 @@ impl ProjectCacheUse {
         .await
     }
 
-    /// Saves the `home` at the interval of the configuration, as jobs do, until the volume is `unused`, and then once more, unless others
-    /// on this node use it. What can't be saved stays, and the next one that uses it saves it.
+    /// Saves the `home` at the interval of the configuration, as jobs do, until the volume is `unused`, and then once more, unless
+    /// others on this node use it. What can't be saved stays, and the next one that uses it saves it.
     pub async fn save(&self, home: &CacheHome, unused: impl Future<Output = ()>) {
         let homes = slice::from_ref(home);
         let save = async {

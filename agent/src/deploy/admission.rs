@@ -67,8 +67,8 @@ impl AdmissionQueue {
         self.admit_with(name, snapshots, || Ok(None), note).await
     }
 
-    /// Leases all `snapshots` for `name`, as [`admit`](Self::admit) does, and beside them takes what `claim` takes, which returns why it
-    /// can't now. What it has taken may be there the next time that it is called.
+    /// Leases all `snapshots` for `name`, as [`admit`](Self::admit) does, and beside them takes what `claim` takes, which returns
+    /// why it can't now. What it has taken may be there the next time that it is called.
     ///
     /// # Errors
     /// Those of [`admit`](Self::admit) and of `claim`.

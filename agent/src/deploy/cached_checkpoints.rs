@@ -1,13 +1,13 @@
-//! Cached checkpoints: what a job has saved stays in the node's cache when the job ends, so that resuming on this node reads none of it
-//! from the mirror.
+//! Cached checkpoints: what a job has saved stays in the node's cache when the job ends, so that resuming on this node reads none
+//! of it from the mirror.
 //!
 //! ```text
 //!   volume of the job ── moved ──> trash, locked ──┬─ renamed: files of a block and more, on one disk ──┐
 //!                                                  └─ copied: all others ───────────────────────────────┴─> stage ──> cache
 //! ```
 //!
-//! The stage verifies every block by the manifest in the mirror. No file gets into the cache that somebody might still write to: it has one
-//! name, and nobody has it open for writing.
+//! The stage verifies every block by the manifest in the mirror. No file gets into the cache that somebody might still write to: it
+//! has one name, and nobody has it open for writing.
 
 use std::cmp::Reverse;
 use std::fs::File;

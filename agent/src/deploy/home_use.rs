@@ -42,7 +42,8 @@ pub trait HomeUser: Clone + Send + Sync + 'static {
     /// The volumes of the node.
     fn volumes(&self) -> &Volumes;
 
-    /// Whether it is the only one of its kind, or on the first of several nodes: each has a home of its own, and that of the first lasts.
+    /// Whether it is the only one of its kind, or on the first of several nodes: each has a home of its own, and that of the first
+    /// lasts.
     fn is_first(&self) -> bool;
 
     /// The mirror that the home is saved in; `None` where it is not to be saved. Reads secrets.
@@ -60,11 +61,12 @@ pub trait HomeUser: Clone + Send + Sync + 'static {
     }
 }
 
-/// Creates the home, unless it exists, and updates it to the newest state that is saved, unless others on this node use it. Where it
-/// `needs_newest`, it waits for those of other nodes that use it. The file keeps the home from being removed.
+/// Creates the home, unless it exists, and updates it to the newest state that is saved, unless others on this node use it. Where
+/// it `needs_newest`, it waits for those of other nodes that use it. The file keeps the home from being removed.
 ///
 /// # Errors
-/// [`Kind::Busy`] while it is removed; [`Kind::Disk`], [`Kind::NoSpace`]. Where the home needs the newest state and can't have it, why.
+/// [`Kind::Busy`] while it is removed; [`Kind::Disk`], [`Kind::NoSpace`]. Where the home needs the newest state and can't have it,
+/// why.
 pub async fn begin<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) -> Result<File> {
     let mut is_noted = false;
     loop {
@@ -90,8 +92,8 @@ pub async fn begin<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) 
     }
 }
 
-/// Pulls what other nodes saved into a home that nobody uses, and notes that it is about to be written. Where it needs the newest state,
-/// and those who use it on other nodes have that, it returns what is to be waited for.
+/// Pulls what other nodes saved into a home that nobody uses, and notes that it is about to be written. Where it needs the newest
+/// state, and those who use it on other nodes have that, it returns what is to be waited for.
 async fn prepare<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) -> Result<Option<String>> {
     let own = home.clone();
     let is_new = blocking(move || Ok(own.is_new())).await?;
@@ -151,7 +153,8 @@ async fn unsaved_elsewhere(sync: &CacheSync) -> Result<Option<UnsavedElsewhere>>
 /// Pulls what other nodes saved into a home, and makes room for it where the disk is full. What they have not saved is `unsaved`.
 ///
 /// # Errors
-/// Those of [`CacheSync::pull`]; [`Kind::Busy`] where the home needs the newest state, and another node has changes that are not saved.
+/// Those of [`CacheSync::pull`]; [`Kind::Busy`] where the home needs the newest state, and another node has changes that are not
+/// saved.
 async fn pull<U: HomeUser>(
     user: &U,
     home: &CacheHome,
@@ -180,8 +183,8 @@ async fn pull<U: HomeUser>(
     }
 }
 
-/// Makes room where too little is free on the disk of volumes: what is not in use leaves the cache, and then homes go that are saved and
-/// not in use, each with a note.
+/// Makes room where too little is free on the disk of volumes: what is not in use leaves the cache, and then homes go that are
+/// saved and not in use, each with a note.
 pub async fn make_room<U: HomeUser>(user: &U) {
     evict(user, Volumes::make_room).await;
 }

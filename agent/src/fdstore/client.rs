@@ -107,7 +107,7 @@ impl FdStore {
         Ok((store, stored))
     }
 
-    /// Does `work` with an fd store that runs as a service, as soon as that is there.
+    /// Retries `work` until the fd store that runs as a service answers.
     fn await_service<T>(&self, work: impl Fn() -> io::Result<T>) -> Result<T> {
         let begin = Instant::now();
         loop {

@@ -13,8 +13,8 @@ use super::wire::peer;
 /// How many heartbeats in a row may be missing: half a minute, far more than a busy machine or a slow disk holds up an agent.
 const MISSED_LIMIT: u32 = 15;
 
-/// How often is checked whether the agent is stopped. Two checks in a row find it so before it is continued, so its readers wait for
-/// a second at most, and who stops and continues it himself is rarely met.
+/// How often is checked whether the agent is stopped. Two checks in a row find it so before it is continued, so its readers wait
+/// for a second at most, and who stops and continues it himself is rarely met.
 pub const STOPPED_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The heartbeats of one agent.
@@ -50,7 +50,8 @@ impl Heartbeats {
         self.missed >= MISSED_LIMIT
     }
 
-    /// Continues the agent at the other end of `link` if it is stopped now and was at the check before. Returns whether it was continued.
+    /// Continues the agent at the other end of `link` if it is stopped now and was at the check before. Returns whether it was
+    /// continued.
     pub fn continue_if_stopped(&mut self, link: &OwnedFd) -> bool {
         let is_stopped = is_peer_stopped(link);
         let continued = is_stopped && self.was_stopped && signal_peer(link, Signal::CONT);
@@ -59,8 +60,8 @@ impl Heartbeats {
     }
 }
 
-/// Whether the process at the other end of `link` was stopped by a signal (SIGSTOP, SIGTSTP), not by a debugger: state `T` of proc(5).
-/// False where its process id is not known, as in another container.
+/// Whether the process at the other end of `link` was stopped by a signal (SIGSTOP, SIGTSTP), not by a debugger: state `T` of
+/// proc(5). False where its process id is not known, as in another container.
 fn is_peer_stopped(link: &OwnedFd) -> bool {
     let stat = peer_pid(link)
         .and_then(|pid| fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok());

@@ -231,7 +231,8 @@ impl FdStoreProcess {
         }
     }
 
-    /// Continues an agent that is stopped; kills one that hangs, so that the next can have its cache. Its end is noticed as any other.
+    /// Continues an agent that is stopped; kills one that hangs, so that the next can have its cache. Its end is noticed as any
+    /// other.
     fn check_agent(&mut self) {
         let Some(agent) = &self.agent else { return };
         if self.heartbeats.continue_if_stopped(agent) {
@@ -269,7 +270,7 @@ impl FdStoreProcess {
 }
 
 impl HeldMounts {
-    /// Does what the agent asks.
+    /// Handles one message of the agent.
     fn handle(&mut self, agent: &OwnedFd, message: Message, descriptors: Vec<OwnedFd>) -> io::Result<()> {
         match message {
             Message::Hello { version, hold } => {

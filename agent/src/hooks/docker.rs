@@ -6,9 +6,9 @@
 //!                                                                          └─ records: which volumes there are, who uses them
 //! ```
 //!
-//! A volume of a source is a publication that is kept until the volume is removed; its runtime binds the base. It is staged from the
-//! moment when it is created, and anew after a boot, since runtimes remember volumes for ever. One to write to is published from the
-//! first mount to the last unmount.
+//! A volume of a source is a publication that is kept until the volume is removed; its runtime binds the base. It is staged from
+//! the moment when it is created, and anew after a boot, since runtimes remember volumes for ever. One to write to is published
+//! from the first mount to the last unmount.
 
 mod plugin_protocol;
 mod written_volumes;
@@ -77,7 +77,7 @@ struct DockerVolume {
     boot: String,
 }
 
-/// What a volume shows.
+/// The content of a volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum VolumeContent {
@@ -250,7 +250,7 @@ impl DockerVolumes {
         self.table.lock().get(name).cloned().ok_or_else(missing)
     }
 
-    /// How the publication of a volume is doing, if it has one.
+    /// The status of a volume's publication, if it has one.
     fn status(&self, name: &str) -> Option<PublicationStatus> {
         self.publications.status(&key(name)).ok()
     }
@@ -304,7 +304,7 @@ fn key(name: &str) -> String {
     publication_key(KEY_RUNTIME, name, None)
 }
 
-/// What a volume with these options shows. Touches the local disk.
+/// The content of a volume with these options. Touches the local disk.
 fn content(options: BTreeMap<String, String>, holder: String, tenant: String) -> ApiResult<VolumeContent> {
     let mut options: Attributes = options.into_iter().collect();
     let invalid = |error: InvalidAttribute| Failure::new(Kind::Invalid, format!("option {error}"));

@@ -1,5 +1,5 @@
-//! A job and the homes of its caches: they are updated to the newest state before its commands run, and saved while these run and after
-//! the last job of this node that uses them.
+//! A job and the homes of its caches: they are updated to the newest state before its commands run, and saved while these run and
+//! after the last job of this node that uses them.
 
 use std::convert::Infallible;
 use std::fs::File;
@@ -23,7 +23,7 @@ impl HomeUser for JobRun {
         self.job.request().training.rank == 0
     }
 
-    /// That of this machine is none: it would keep the caches twice on one disk.
+    /// The job's mirror; none for a job that reads its sources directly.
     fn mirror(&self) -> Result<Option<MirrorRequest>> {
         let request = self.job.request();
         if request.direct {
@@ -57,8 +57,8 @@ pub async fn begin(run: &JobRun) -> ApiResult<Vec<File>> {
     Ok(held)
 }
 
-/// Saves the homes of a job's caches at the interval of the configuration, and tells other nodes that they are used here, as long as it
-/// is polled: its commands run meanwhile, and do not wait for it.
+/// Saves the homes of a job's caches at the interval of the configuration, and tells other nodes that they are used here, as long
+/// as it is polled: its commands run meanwhile, and do not wait for it.
 pub async fn save_regularly(run: &JobRun) -> Infallible {
     let homes = homes(run);
     tokio::select! {

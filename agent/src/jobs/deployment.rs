@@ -137,8 +137,8 @@ pub fn requests(
     Ok(requests.collect())
 }
 
-/// The mirror that a job names, else this machine's own; `None` where there is the agent's, which is added to all requests, or none at
-/// all is wanted.
+/// The mirror that a job names, else this machine's own; `None` where there is the agent's, which is added to all requests, or none
+/// at all is wanted.
 pub fn named_mirror(mounter: &Mounter, request: &JobRequest) -> Result<Option<MirrorRequest>> {
     Ok(match &request.mirror {
         _ if request.direct => None,
@@ -173,7 +173,8 @@ async fn mount(run: &JobRun, request: MountRequest) -> ApiResult<Arc<ManagedMoun
     mounts.find(mounted.id)
 }
 
-/// Leases all sources of a job beside the space for its volume, as soon as they fit; at once where it was admitted in an earlier run.
+/// Leases all sources of a job beside the space for its volume, as soon as they fit; at once where it was admitted in an earlier
+/// run.
 async fn admit(run: &JobRun, mounts: &[Arc<ManagedMount>]) -> ApiResult<()> {
     let snapshots: Vec<_> = mounts.iter().map(|mount| Arc::clone(mount.snapshot())).collect();
     let (queue, job) = (Arc::clone(&run.queue), Arc::clone(&run.job));

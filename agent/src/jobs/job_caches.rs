@@ -40,8 +40,8 @@ impl JobCaches {
         [&self.project, &self.team].into_iter()
     }
 
-    /// Whether the job must begin with the newest state of `home`. Not with that of a team that it does not name: jobs of any project
-    /// would wait for each other.
+    /// Whether the job must begin with the newest state of `home`. Not with that of a team that it does not name: jobs of any
+    /// project would wait for each other.
     pub fn needs_newest(&self, home: &CacheHome) -> bool {
         self.cache.require_cache_affinity && (home.scope() == CacheScope::Project || self.is_team_named)
     }
@@ -53,8 +53,8 @@ impl JobCaches {
         [project, (self.team.tree(), self.cache.team_place())].into_iter().chain(hub).collect()
     }
 
-    /// Creates the directory of the Hub's library in the home of the project, which is there, if it is to be bound. Touches the local
-    /// disk.
+    /// Creates the directory of the Hub's library in the home of the project, which is there, if it is to be bound. Touches the
+    /// local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
@@ -107,8 +107,8 @@ pub fn check(request: &JobRequest) -> Result<()> {
     check_cache_places(cache, &others.collect::<Vec<_>>())
 }
 
-/// Refuses caches that lie in a directory of `others`, of which the job has sources or checkpoints, or in the scratch directory, and
-/// those that one of these lies in.
+/// Refuses caches that lie in a directory of `others`, of which the job has sources or checkpoints, or in the scratch directory,
+/// and those that one of these lies in.
 ///
 /// # Errors
 /// [`Kind::Invalid`].

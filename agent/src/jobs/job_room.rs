@@ -20,8 +20,8 @@ pub async fn keep_room(run: &JobRun) -> Infallible {
     }
 }
 
-/// Evicts homes of training caches that are saved and not in use where `snapshots` would not fit into the cache beside them, on the disk that
-/// they share, each with an event.
+/// Evicts homes of training caches that are saved and not in use where `snapshots` would not fit into the cache beside them, on the
+/// disk that they share, each with an event.
 pub async fn make_room_to_read(run: &JobRun, snapshots: &[Arc<Snapshot>]) -> Result<()> {
     let (queue, snapshots) = (Arc::clone(&run.queue), snapshots.to_vec());
     let evicted = blocking(move || {

@@ -41,7 +41,8 @@ pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
     let mut directories: Vec<_> = binds.iter().map(|(directory, _)| directory.clone()).collect();
     let caches = JobCaches::of(queue, job);
     let cache_binds: Vec<_> = caches.iter().flat_map(JobCaches::binds).collect();
-    // Sources, volumes and caches below it are mounted there without a cover in memory: what the job writes beside them is on the disk.
+    // Sources, volumes and caches below it are mounted there without a cover in memory: what the job writes beside them is on the
+    // disk.
     let shown = job.request().shown_sources()?;
     let places = || {
         let sources = shown.iter().map(|shown| &shown.place);

@@ -106,7 +106,8 @@ impl JobQueue {
     /// Accepts a job, and starts to run it.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] for one that can never run; [`Kind::NotFound`] for a secret that is nowhere, and a checkpoint to resume from.
+    /// [`Kind::Invalid`] for one that can never run; [`Kind::NotFound`] for a secret that is nowhere, and a checkpoint to resume
+    /// from.
     pub async fn submit(self: &Arc<Self>, mut request: JobRequest) -> ApiResult<JobStatus> {
         // Ids and mounts of restored jobs go first.
         self.lifecycle.ready().await;
@@ -177,8 +178,8 @@ impl JobQueue {
         saving.collect()
     }
 
-    /// Stops a job, with `now` without grace. It returns at once; the job ends when its processes have, and what they wrote is saved.
-    /// With `discard` that is dropped. Where the processes have ended, `now` leaves what is not saved in its directory.
+    /// Stops a job, with `now` without grace. It returns at once; the job ends when its processes have, and what they wrote is
+    /// saved. With `discard` that is dropped. Where the processes have ended, `now` leaves what is not saved in its directory.
     pub async fn stop(self: &Arc<Self>, id: u64, now: bool, discard: bool) -> ApiResult<JobStatus> {
         let job = self.find(id)?;
         let is_saving = job.has_exited() && !job.has_ended();

@@ -228,8 +228,8 @@ impl JobRun {
         blocking(enter).await
     }
 
-    /// Releases the job's volume, if it has one: a job that was refused because of its id must not touch that of the other. What was
-    /// saved of it stays in the cache.
+    /// Releases the job's volume, if it has one: a job that was refused because of its id must not touch that of the other. What
+    /// was saved of it stays in the cache.
     async fn retire_volume(&self) {
         let (job, volume) = (Arc::clone(&self.job), self.queue.volume_of(&self.job));
         job.drop_volume_claim();
@@ -252,7 +252,7 @@ impl JobRun {
         }
     }
 
-    /// How the checkpoints of the job come into the cache, of which `mirror` has them.
+    /// The copying of the job's checkpoints, which `mirror` has, into the cache.
     fn checkpoint_caching(&self, mirror: MirrorRequest) -> CheckpointCaching {
         let (queue, job, training) = (&self.queue, Arc::clone(&self.job), &self.job.request().training);
         CheckpointCaching {

@@ -180,7 +180,7 @@ fn take_lock() -> Result<File> {
     Ok(lock.into())
 }
 
-/// Does all that comes before the first command: puts the sources in their places, and writes down which process this is.
+/// Prepares the commands: puts the sources in their places, and records which process this is.
 fn prepare(order: &SupervisorOrder, lock: File) -> Result<(JobDirectory, SupervisorInfo)> {
     let mut locks = vec![lock];
     for volume in std::iter::once(&order.volume.own).chain(&order.volume.shared) {
@@ -256,7 +256,7 @@ pub fn started(directory: &Path) -> Option<SupervisorInfo> {
     read(&directory.join(STARTED_FILE))
 }
 
-/// How the commands of the job in `directory` ended; `None` where its supervisor did not write that.
+/// The exit of the commands of the job in `directory`; `None` where its supervisor did not write one.
 pub fn ended(directory: &Path) -> Option<JobExit> {
     read(&directory.join(ENDED_FILE))
 }

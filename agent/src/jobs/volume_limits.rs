@@ -26,8 +26,8 @@ const FAIL_PERCENT: u64 = 110;
 /// The setting that limits the checkpoint directory.
 const CHECKPOINT_LIMIT_KEY: &str = "volume_size_gib in checkpointing_config";
 
-/// Takes the space that a job's checkpoint directory may occupy, if it says so. Returns why there is none now. Homes of training caches that
-/// are saved and not in use make way where it would not fit otherwise, each with an event. Touches the local disk.
+/// Takes the space that a job's checkpoint directory may occupy, if it says so. Returns why there is none now. Homes of training
+/// caches that are saved and not in use make way where it would not fit otherwise, each with an event. Touches the local disk.
 ///
 /// # Errors
 /// [`Kind::NoSpace`] where it would not fit if there was nothing else; [`Kind::Disk`].
@@ -67,7 +67,7 @@ struct MeasuredVolume {
     key: &'static str,
     /// Whether an event has warned that it is nearly full.
     is_warned: bool,
-    /// Its claim to space, which counts what it occupies.
+    /// The claim to space, which counts what the volume occupies.
     claim: Option<Arc<VolumeClaim>>,
 }
 

@@ -1,4 +1,4 @@
-//! What serves a mount: this process, by FUSE, or the kernel alone.
+//! The backend of a mount: this process, by FUSE, or the kernel alone.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! Conversion: a staged mount becomes [native](bdnfs_fs::native_mount) at its gate if it wants that and is unused, or never.
+//! Converts a mount that has just been staged into a [native](bdnfs_fs::native_mount) one, if its request asks for that and nobody
+//! uses it.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Source history: the snapshots that a source was mounted as. One that is whole in the cache can be mounted without a network.
 //!
-//! A record for each source, tenant and set of patterns, in `state/sources`. It holds no secret, and outlives its agent: a machine that
-//! comes up without a network finds there what it had.
+//! A record for each source, tenant and set of patterns, in `state/sources`. It holds no secret, and outlives its agent: a machine
+//! that comes up without a network finds there what it had.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const SNAPSHOTS_KEPT: usize = 8;
 pub struct PastSnapshot {
     /// The snapshot's id, in hexadecimal.
     pub snapshot: String,
-    /// What the source was resolved to, as its origin names it.
+    /// The revision that the source was resolved to, as its origin names it.
     pub resolved: String,
     /// When the source was listed in that state, in seconds since 1970.
     pub listed: i64,

@@ -32,7 +32,7 @@ static VIEW_BUILD_PERMIT: Semaphore = Semaphore::const_new(1);
 pub struct ResolvedSnapshot {
     /// The snapshot.
     pub snapshot: Arc<Snapshot>,
-    /// What the source was resolved to, as its origin names it.
+    /// The revision that the source was resolved to, as its origin names it.
     pub resolved: String,
     /// A note for the user.
     pub note: Option<String>,

@@ -324,7 +324,7 @@ impl MountManager {
         self.table().failed.values().map(FailedMount::info).collect()
     }
 
-    /// Which snapshots are mounted where, those included that could not be restored: tenant, snapshot id, mount point.
+    /// The mounted snapshots, as tenant, snapshot id, mount point; those included that could not be restored.
     pub fn users(&self) -> Vec<(String, String, PathBuf)> {
         let table = self.table();
         let mounted = table.mounts.values().map(|managed| managed.record());

@@ -20,9 +20,10 @@ use super::record::MountRecord;
 use crate::api::{ApiResult, Failure, MirrorRequest, MountBackend, MountRequest};
 use crate::{runtime, text};
 
-/// The threads that take a mount's requests, however few processors there are: what they wait for is the cache's disk, where a small
-/// file is opened and read whose pages are not in memory. On two processors eight of them read a quarter more of such files than two,
-/// sixteen no more than eight. What is in memory already, but new to the mount, is answered a tenth slower; a large file is all the same.
+/// The threads that take a mount's requests, however few processors there are: what they wait for is the cache's disk, where a
+/// small file is opened and read whose pages are not in memory. On two processors eight of them read a quarter more of such files
+/// than two, sixteen no more than eight. What is in memory already, but new to the mount, is answered a tenth slower; a large file
+/// is all the same.
 const DEVICE_THREADS: usize = 8;
 /// The number of files from which on the memory of a listing is given back at once.
 const LARGE_LISTING_FILES: u64 = 100_000;

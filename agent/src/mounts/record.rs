@@ -25,7 +25,7 @@ pub struct MountRecord {
     pub lacks_secrets: bool,
     /// The snapshot's id, in hexadecimal.
     pub snapshot: String,
-    /// What the source was resolved to, as its origin names it.
+    /// The revision that the source was resolved to, as its origin names it.
     pub resolved: String,
     /// Whether all of it is to be staged.
     pub staged: bool,

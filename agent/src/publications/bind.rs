@@ -78,13 +78,13 @@ impl BindTarget {
     /// Makes the directory, and binds `base` to it. Nothing is left behind where that fails.
     ///
     /// # Errors
-    /// [`Kind::NotFound`] where its parent is gone, [`Kind::Refused`] for a link on the way, [`Kind::Busy`] where something
+    /// [`Kind::NotFound`] where its parent is gone, [`Kind::Refused`] for a symbolic link in the path, [`Kind::Busy`] where something
     /// else is mounted there.
     pub fn bind(&self, base: &Path) -> Result<()> {
         self.bind_copy(|| DetachedMount::copy_of(base))
     }
 
-    /// The same with a `directory` that is to be written to.
+    /// Like [`bind`](Self::bind), with a `directory` that is to be written to.
     ///
     /// # Errors
     /// Those of [`bind`](Self::bind).
@@ -124,7 +124,7 @@ impl BindTarget {
         self.unbind_where(MountEntry::ours)
     }
 
-    /// The same, whatever is mounted there: a directory that was bound looks like any other mount.
+    /// Like [`unbind`](Self::unbind), whatever is mounted there: a directory that was bound looks like any other mount.
     ///
     /// # Errors
     /// [`Kind::Disk`].
@@ -224,8 +224,8 @@ mod tests {
             BindTarget::locate(&allowed.join("pod/mount"), std::slice::from_ref(&allowed)).expect("below");
         fs::rename(allowed.join("pod"), allowed.join("away")).expect("renamed");
         symlink(&elsewhere, allowed.join("pod")).expect("a link");
-        let error = target.bind(root.path()).expect_err("a link on the way");
-        assert!(error.kind() == Kind::Refused && error.to_string().contains("a link"), "{error}");
+        let error = target.bind(root.path()).expect_err("a link");
+        assert!(error.kind() == Kind::Refused && error.to_string().contains("symbolic link"), "{error}");
         assert_eq!(fs::read_dir(&elsewhere).expect("read").count(), 0);
         // The last part as well.
         fs::remove_file(allowed.join("pod")).expect("removed");

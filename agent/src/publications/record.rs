@@ -30,7 +30,7 @@ pub struct PendingRecord {
     pub lacks_secrets: bool,
 }
 
-/// What distinguishes `request` from another under the same key: all but its secrets and its requester. And
+/// The parts of `request` that identify it among others under its key: all but its secrets and its requester. And
 /// whether it had secrets.
 ///
 /// # Errors

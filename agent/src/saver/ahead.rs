@@ -1,7 +1,7 @@
 //! Uploads ahead: large files of a checkpoint that is still being written are uploaded as soon as nobody writes them.
 //!
-//! Only their content gets into the mirror, where nothing of it is seen. When the whole checkpoint is saved, it is found there by the
-//! versions of the files: one that was written to meanwhile has another, and is uploaded anew.
+//! Only their content gets into the mirror, where nothing of it is seen. When the whole checkpoint is saved, it is found there by
+//! the versions of the files: one that was written to meanwhile has another, and is uploaded anew.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -47,8 +47,8 @@ impl Drop for AheadTask {
 }
 
 impl AheadFiles {
-    /// Records what a scan found of the units `names` at the time `now`, counted from any moment, and returns a part of one that nobody
-    /// has written for a while: its largest file that is due, of the unit that was written last.
+    /// Records what a scan found of the units `names` at the time `now`, counted from any moment, and returns a part of one that
+    /// nobody has written for a while: its largest file that is due, of the unit that was written last.
     pub fn next(&mut self, found: &Seals, names: &[String], now: Duration) -> Option<Seal> {
         let units = || names.iter().filter_map(|name| found.get(name));
         let large = |seal: &'_ Seal| {

@@ -100,7 +100,7 @@ pub fn request_end(volume: &Path, end: SaverEnd) -> Result<()> {
     write(volume, END_FILE, &end)
 }
 
-/// How the saver of a volume is to end before all is saved, if it is.
+/// The requested end of a volume's saver before all is saved, if there is one.
 pub fn requested_end(volume: &Path) -> Option<SaverEnd> {
     serde_json::from_slice(&fs::read(volume.join(END_FILE)).ok()?).ok()
 }
@@ -118,8 +118,8 @@ pub(super) fn resume(volume: &Path, boot: &str) -> (SaverRecord, bool) {
     (record, is_cut)
 }
 
-/// Forgets what the saver of an earlier job has left in a volume, and writes down in which boot the next one begins, before it does: a
-/// power cut may come before its saver. Touches the local disk.
+/// Forgets what the saver of an earlier job has left in a volume, and writes down in which boot the next one begins, before it
+/// does: a power cut may come before its saver. Touches the local disk.
 ///
 /// # Errors
 /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).

@@ -23,8 +23,8 @@ pub struct SaverRestarts {
 }
 
 impl SaverRestarts {
-    /// The last report of a saver that is not started again: it does not live, has been tried, and the one whose checkpoints it saves
-    /// `ended` more than `give_up` ago. `report` is the one that it left.
+    /// The final report, once the saver will not be restarted: it does not live, has been tried, and the one whose checkpoints it
+    /// saves `ended` more than `give_up` ago. `report` is the one that it left.
     pub fn final_report(
         &self,
         ended: Option<DateTime<Utc>>,
@@ -47,8 +47,8 @@ impl SaverRestarts {
         SaveReport { why: self.failed.clone().or(report.why), ..report }
     }
 
-    /// Starts a saver with the `order`, or only waits where that was tried just before. Returns why it can't be started, once for each
-    /// reason.
+    /// Starts a saver with the `order`, or only waits where that was tried just before. Returns why it can't be started, once for
+    /// each reason.
     pub async fn start(&mut self, order: impl Future<Output = Result<SaveOrder>>) -> Option<String> {
         let left = self.tried.and_then(|tried| SAVER_RESTART_INTERVAL.checked_sub(tried.elapsed()));
         if let Some(left) = left {

@@ -66,7 +66,7 @@ pub struct Saver {
     begin: Instant,
     /// When the job was found to have ended, and how.
     pub(super) ended: Option<(Instant, JobEnd)>,
-    /// How to end before all is saved.
+    /// The requested end before all is saved.
     pub(super) end_request: Option<SaverEnd>,
     /// The states in which units are sealed, and in which they can never be saved.
     pub(super) sealed: BTreeMap<String, Digest>,

@@ -85,8 +85,8 @@ impl SaveContext {
         CheckpointId::new(&self.order.project, &self.order.id, unit, self.order.rank)
     }
 
-    /// Makes a unit durable, and writes down that it is; of one whose job goes on, as `runs` says, only if that still does then: the end
-    /// of a writer that is killed looks like any other. `None` where it was.
+    /// Seals a unit: makes it durable and records it. Where the job `runs`, only if it still does afterwards: the end of a writer
+    /// that is killed looks like any other. Returns `None` when it is sealed, else why it is not.
     ///
     /// # Errors
     /// [`Kind::Disk`], [`Kind::NoSpace`].
@@ -137,8 +137,8 @@ impl SaveContext {
         }
     }
 
-    /// Uploads the content of `part`, files of a unit that is not sealed, where nothing of it is seen before the unit is saved. False where
-    /// a file has a writer, or was written to. Dropping the future gives it up.
+    /// Uploads the content of `part`, files of a unit that is not sealed, where nothing of it is seen before the unit is saved.
+    /// False where a file has a writer, or was written to. Dropping the future gives it up.
     ///
     /// # Errors
     /// Those of the mirror, and of reading.

@@ -1,4 +1,4 @@
-//! After a power cut: what is as it was sealed is saved, and the rest is listed and kept.
+//! Saving after a power cut: files that are still as they were sealed are saved; all others are listed and kept.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::api::saving::CheckpointState;
 const LISTED_TORN_FILES_MAX: usize = 10;
 
 impl Saver {
-    /// Saves what a power cut has left as it was sealed. The rest is listed and kept.
+    /// Saves the files that a power cut has left as they were sealed. All others are listed and kept.
     pub(super) async fn save_survivors(mut self) -> Result<()> {
         self.ended = Some((Instant::now(), JobEnd::Killed));
         let mut waiting = self.find_survivors().await?;

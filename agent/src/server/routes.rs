@@ -67,7 +67,7 @@ impl Routes {
         Self { router: self.router.route(path, on(filter, handler)), listed: self.listed }
     }
 
-    /// These routes and others.
+    /// Adds the routes of `others`.
     pub fn merge(mut self, others: Self) -> Self {
         self.listed.extend(others.listed);
         Self { router: self.router.merge(others.router), listed: self.listed }
@@ -103,8 +103,8 @@ async fn unknown(uri: Uri) -> Failure {
     Failure::new(Kind::NotFound, format!("{}: no such route", uri.path()))
 }
 
-/// A request's body, JSON whatever its type is said to be: curl says something else. A key that is not known is refused: what it asks
-/// for would not be done.
+/// A request's body, JSON whatever its type is said to be: curl says something else. A key that is not known is refused: what it
+/// asks for would not be done.
 pub struct JsonBody<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {

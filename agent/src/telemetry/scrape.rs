@@ -44,7 +44,7 @@ pub struct Scrape {
     pub publications: [(&'static str, u64); 3],
     /// The jobs whose checkpoints are saved, which the caller knows.
     pub savings: Vec<SavingScrape>,
-    /// This process: memory, threads, descriptors.
+    /// The agent's process: memory, threads, descriptors.
     pub process: ProcessScrape,
 }
 
@@ -77,7 +77,7 @@ pub struct MountScrape {
     pub source: String,
     /// The mount point.
     pub mountpoint: String,
-    /// One of [`STAGING_STATES`].
+    /// The staging state, one of [`STAGING_STATES`].
     pub state: &'static str,
     /// The size of its snapshot in bytes.
     pub bytes: u64,

@@ -5,8 +5,8 @@
 //!                          /team/<name>/tree
 //! ```
 //!
-//! A user of a home holds its directory locked, shared; its removal locks it exclusively. Who begins or ends to use it holds the use lock,
-//! so that there is a first and a last user; who pulls or saves it holds the sync lock.
+//! A user of a home holds its directory locked, shared; its removal locks it exclusively. Who begins or ends to use it holds the
+//! use lock, so that there is a first and a last user; who pulls or saves it holds the sync lock.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind};
@@ -136,8 +136,8 @@ impl CacheHome {
             .is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     }
 
-    /// Creates the home, unless it exists, for its owner alone. The returned lock keeps it from being removed; the supervisor of a job does
-    /// the same. Touches the local disk.
+    /// Creates the home, unless it exists, for its owner alone. The returned lock keeps it from being removed; the supervisor of a
+    /// job does the same. Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Busy`] while it is removed; [`Kind::Disk`].
@@ -168,8 +168,8 @@ impl CacheHome {
         self.try_lock(USE_LOCK_FILE)
     }
 
-    /// Takes the lock to pull or to save it; `None` while another process has it. It is given back when the file is closed. Touches the
-    /// local disk.
+    /// Takes the lock to pull or to save it; `None` while another process has it. It is given back when the file is closed. Touches
+    /// the local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`].
@@ -184,7 +184,7 @@ impl CacheHome {
         Ok(lock)
     }
 
-    /// As [`try_sync_lock`](Self::try_sync_lock), for one that neither pulls nor saves it.
+    /// Like [`try_sync_lock`](Self::try_sync_lock), for a user that neither pulls nor saves the home.
     pub(super) fn try_idle_sync_lock(&self) -> Result<Option<File>> {
         self.try_lock(SYNC_FILE)
     }

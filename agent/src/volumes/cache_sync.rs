@@ -5,9 +5,9 @@
 //!   save:   pull, then what was changed here ──> a snapshot in the mirror, the next generation of the cache's ref
 //! ```
 //!
-//! Either is done under the home's sync lock ([`CacheHome::try_sync_lock`]), and while no job uses it. A home in use can only be saved
-//! where nothing is to be pulled, with the files that no job writes. The file `sync.json` beside the tree says with which snapshot it
-//! was last the same, and since when what was done to a file counts as a change.
+//! Either is done under the home's sync lock ([`CacheHome::try_sync_lock`]), and while no job uses it. A home in use can only be
+//! saved where nothing is to be pulled, with the files that no job writes. The file `sync.json` beside the tree says with which
+//! snapshot it was last the same, and since when what was done to a file counts as a change.
 
 mod home_report;
 mod sync_state;
@@ -86,7 +86,7 @@ pub struct SavedCache {
     pub skipped: usize,
 }
 
-/// How a home is saved that jobs use.
+/// The mode of saving a home that jobs use.
 #[derive(Clone, Copy, Debug)]
 struct InUse {
     /// The most bytes that are read in a second.
@@ -193,8 +193,8 @@ impl CacheSync {
         }
     }
 
-    /// Saves the home while jobs use it, without the files that they write; so many bytes a second are read at most. `None` where other
-    /// nodes saved meanwhile, which can only be pulled when no job uses it. The process ignores SIGIO from now on.
+    /// Saves the home while jobs use it, without the files that they write; so many bytes a second are read at most. `None` where
+    /// other nodes saved meanwhile, which can only be pulled when no job uses it. The process ignores SIGIO from now on.
     ///
     /// # Errors
     /// Those of [`mirror_source`]; [`Kind::Changed`] where files are changed again and again while they are read.

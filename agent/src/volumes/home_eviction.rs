@@ -29,15 +29,15 @@ impl fmt::Display for EvictedHome {
 }
 
 impl Volumes {
-    /// Has the cache make way for what volumes have come to occupy, and then evicts homes as long as less than a part of the cache's
-    /// reserve is free. Touches the local disk.
+    /// Has the cache make way for what volumes have come to occupy, and then evicts homes as long as less than a part of the
+    /// cache's reserve is free. Touches the local disk.
     pub fn make_room(&self) -> Vec<EvictedHome> {
         self.space.make_way();
         self.evict_homes(|_| self.space.is_short())
     }
 
-    /// Evicts homes of all tenants as long as `is_short` says so, which is told how many bytes were freed. Waits until their space is
-    /// free. Touches the local disk.
+    /// Evicts homes of all tenants as long as `is_short` says so, which is told how many bytes were freed. Waits until their space
+    /// is free. Touches the local disk.
     pub fn evict_homes(&self, is_short: impl Fn(u64) -> bool) -> Vec<EvictedHome> {
         // One after the other: the second caller sees the room that the first one made.
         let _eviction = self.eviction.lock();

@@ -55,8 +55,8 @@ fn remove_all(trash: &Path) {
     }
 }
 
-/// One look at all that lies in a trash. What is below a directory in it is moved up into it: a job may have made directories deeper
-/// than any stack and than any path, and so each is removed as one that has files alone.
+/// One look at all that lies in a trash. What is below a directory in it is moved up into it: a job may have made directories
+/// deeper than any stack and than any path, and so each is removed as one that has files alone.
 #[derive(Default)]
 struct TrashPass {
     /// Whether anything was removed.

@@ -34,8 +34,8 @@ const STEPS_TIME: Duration = Duration::from_secs(2);
 /// The share of a checkpoint's bytes that a step hashes.
 const STEP_SHARE: u64 = 8;
 
-/// Writes a checkpoint of files of [`FILE_BYTES`], with a hint that it is complete if it `is_hinted`. No other `seed` gives the same
-/// content.
+/// Writes a checkpoint of files of [`FILE_BYTES`], with a hint that it is complete if it `is_hinted`. No other `seed` gives the
+/// same content.
 ///
 /// # Errors
 /// The disk is full, and interruption.

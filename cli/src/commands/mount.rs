@@ -64,8 +64,8 @@ pub struct MountArgs {
     /// With --wait: also read and verify what was local before
     #[arg(long, requires = "wait")]
     verify: bool,
-    /// With --wait: what serves the mount once all of it is local. fuse: the agent; native: the kernel alone (EROFS); auto: the kernel
-    /// alone where no file exceeds 16 MiB. Default: as the agent is configured, else fuse
+    /// With --wait: what serves the mount once all of it is local. fuse: the agent; native: the kernel alone (EROFS); auto: the
+    /// kernel alone where no file exceeds 16 MiB. Default: as the agent is configured, else fuse
     #[arg(long, value_enum, requires = "wait")]
     via: Option<MountBackendArg>,
     /// How the tree is shown. hf-cache, for hf://: models--owner--name/{refs,blobs,snapshots}, as in a directory that HF_HUB_CACHE

@@ -65,7 +65,7 @@ pub fn invoked_name() -> Option<&'static str> {
     HELPER_NAMES.into_iter().find(|name| program.file_name().is_some_and(|program| program == *name))
 }
 
-/// Does what mount(8) asks for, as the helper `name`, and answers with an exit code of mount(8).
+/// Runs as the helper `name` of mount(8), and returns one of its exit codes.
 pub fn main(name: &str) -> ExitCode {
     let args = HelperArgs::parse_from_environment();
     let (verbose, fake) = (args.verbose, args.fake);

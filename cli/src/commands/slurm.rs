@@ -6,8 +6,8 @@
 //!  Epilog (root) ─> unpublish
 //! ```
 //!
-//! A prolog that fails or takes long takes its node out of service, so nothing but the task waits, and nothing but the task fails. Only
-//! where the task could not be told that, the prolog fails: the job would run without what it named.
+//! A prolog that fails or takes long takes its node out of service, so nothing but the task waits, and nothing but the task fails.
+//! Only where the task could not be told that, the prolog fails: the job would run without what it named.
 
 use std::path::PathBuf;
 

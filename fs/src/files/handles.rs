@@ -44,7 +44,7 @@ pub(crate) struct FileHandles {
 /// An open file.
 #[derive(Debug)]
 struct FileHandle {
-    /// Its own reader, because that follows the sequence of the handle's reads.
+    /// The handle's own reader: read-ahead follows the sequence of its reads.
     reader: Arc<Reader>,
     /// The request that opened it.
     unique: u64,
@@ -59,7 +59,7 @@ struct RegisteredFile {
     /// Dropped after what it records.
     _slot: LedgerSlot,
     reader: Arc<Reader>,
-    /// What the kernel reads: known to be open, should it turn out not to be right.
+    /// The file that the kernel reads: known to be open, should it turn out to be damaged.
     file: Option<Arc<File>>,
 }
 
@@ -70,8 +70,8 @@ impl RegisteredFile {
     }
 }
 
-/// Whether the disk below `file` still answers: one that was shut down, or whose device has gone, fails all reads. Asks for what is in
-/// memory only, so that it waits for nothing.
+/// Whether the disk below `file` still answers: one that was shut down, or whose device has gone, fails all reads. Asks for what is
+/// in memory only, so that it waits for nothing.
 fn is_readable(file: &File) -> bool {
     let mut byte = [0];
     let read = rustix::io::preadv2(file, &mut [IoSliceMut::new(&mut byte)], 0, ReadWriteFlags::NOWAIT);
@@ -336,7 +336,8 @@ impl FileHandles {
         }
     }
 
-    /// Starts to wait for the file `index` to become whole, for as long as its node `node` has cached handles, and if it has another.
+    /// Starts to wait for the file `index` to become whole, for as long as its node `node` has cached handles, and if it has
+    /// another.
     fn watch(self: &Arc<Self>, node: u64, index: u32, reader: Arc<Reader>) -> Option<CompletionWatch> {
         if self.steady || !self.passthrough() {
             return None;

@@ -1,5 +1,6 @@
-//! Repair: the kernel goes on reading a blob of a superblock that the cache has found damaged. So its file stays, and what is fetched again
-//! is written into it: the one exception to the rule that a blob is never rewritten. Then what was wrong is dropped from the page cache.
+//! Repair: the kernel goes on reading a blob of a superblock that the cache has found damaged. So its file stays, and what is
+//! fetched again is written into it: the one exception to the rule that a blob is never rewritten. Then what was wrong is dropped
+//! from the page cache.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -29,13 +30,14 @@ use super::superblock::{BlockDigests, NativeSuperblock};
 
 /// How long after a repair that failed it is tried again.
 const REPAIR_RETRY_INTERVAL: Duration = Duration::from_secs(10);
-/// How often what is wrong is dropped from the page cache, and after which pause once more: pages that are just being read stay there.
+/// How often what is wrong is dropped from the page cache, and after which pause once more: pages that are just being read stay
+/// there.
 const DROP_TRIES: usize = 50;
 const DROP_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// How many files of a repaired blob are logged by name.
 const MAX_NAMED_FILES: usize = 20;
 
-/// What was dropped from the page cache.
+/// The pages that were dropped from the page cache.
 #[derive(Debug)]
 pub(super) struct DroppedPages {
     /// The files that it belonged to.
@@ -62,8 +64,8 @@ impl NativeSuperblock {
         Ok(())
     }
 
-    /// Starts the repair of the device `key`, and the drop of what the kernel has read of it. `inode` is that of the file which the kernel
-    /// reads; `None` where the cache has lost it.
+    /// Starts the repair of the device `key`, and the drop of what the kernel has read of it. `inode` is that of the file which the
+    /// kernel reads; `None` where the cache has lost it.
     fn repair(&self, key: Key, inode: Option<u64>) {
         if !self.repairing.lock().insert(key) {
             return;
@@ -92,8 +94,8 @@ impl NativeSuperblock {
         });
     }
 
-    /// Repairs the device `key`; `None` where it is none. `inode` is that of the file which the kernel reads; `None` where the cache has
-    /// lost it.
+    /// Repairs the device `key`; `None` where it is none. `inode` is that of the file which the kernel reads; `None` where the
+    /// cache has lost it.
     pub(super) async fn try_repair(
         self: &Arc<Self>,
         key: Key,
@@ -121,8 +123,8 @@ impl NativeSuperblock {
         blocking(drop_pages).await
     }
 
-    /// Notes that the device `key`, which is damaged, may have been read, with the inode number of `file`: an agent that ends before what
-    /// was read is dropped leaves that to the next one.
+    /// Notes that the device `key`, which is damaged, may have been read, with the inode number of `file`: an agent that ends
+    /// before what was read is dropped leaves that to the next one.
     fn mark_damaged(&self, key: &Key, file: &File) {
         let noted =
             file.metadata().and_then(|metadata| fs::write(self.mark(key), metadata.ino().to_string()));
@@ -154,8 +156,8 @@ impl NativeSuperblock {
         failed.map_or(Ok(None), Err)
     }
 
-    /// Drops from the page cache the blocks of `file` that differ from `before`, or all of it. Fails where no mount shows one of the
-    /// files that they belong to.
+    /// Drops from the page cache the blocks of `file` that differ from `before`, or all of it. Fails where no mount shows one of
+    /// the files that they belong to.
     pub(super) fn drop_pages(
         &self,
         key: &Key,
@@ -252,8 +254,8 @@ fn open_in(roots: &[MountEntry], path: &[u8]) -> Option<File> {
     })
 }
 
-/// Drops the pages of `seen`, the kernel's own copy of what its `part` has of `device`. False where what they have in `ranges` of the device
-/// is still another: the kernel keeps pages that are read or mapped.
+/// Drops the pages of `seen`, the kernel's own copy of what its `part` has of `device`. False where what they have in `ranges` of
+/// the device is still another: the kernel keeps pages that are read or mapped.
 fn drop_wrong(seen: &File, part: DevicePart, device: &File, ranges: &[(u64, u64)]) -> bool {
     let _ = fadvise(seen, 0, None, Advice::DontNeed);
     let end = part.at + part.len;

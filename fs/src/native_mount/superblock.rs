@@ -43,7 +43,7 @@ pub(super) struct NativeSuperblock {
     image: PathBuf,
     /// The snapshot that it shows.
     pub(super) native: Arc<NativeSnapshot>,
-    /// Where it is mounted, each with the snapshot of that mount.
+    /// The mount points, each with the snapshot of that mount.
     mounted: Mutex<Vec<(PathBuf, Arc<NativeSnapshot>)>>,
     /// The digests of damaged devices, from when the damage is found until it is repaired.
     pub(super) damaged: Mutex<HashMap<Key, BlockDigests>>,
@@ -184,16 +184,17 @@ impl NativeSuperblock {
         Ok(self.roots()?.iter().any(|mounted| mounted.mountpoint == mountpoint))
     }
 
-    /// The file that says that the device `key` may have been read while it was damaged. It need not outlive a power cut: no page does.
+    /// The file that says that the device `key` may have been read while it was damaged. It need not outlive a power cut: no page
+    /// does.
     ///
-    /// The cache's own [marks of removals](bdnfs::cache::removal_marks) would not do. They go when all listeners of one process are done; this
-    /// one stays until the kernel has dropped the pages or the superblock: an agent that can't take the mount up, such as for want of
-    /// a secret, leaves it to the next. And it says which file the kernel reads.
+    /// The cache's own [marks of removals](bdnfs::cache::removal_marks) would not do. They go when all listeners of one process are
+    /// done; this one stays until the kernel has dropped the pages or the superblock: an agent that can't take the mount up, such
+    /// as for want of a secret, leaves it to the next. And it says which file the kernel reads.
     pub(super) fn mark(&self, key: &Key) -> PathBuf {
         self.image.with_added_extension(key.to_string())
     }
 
-    /// Where it is mounted.
+    /// The mount points.
     fn mountpoints(&self) -> Vec<PathBuf> {
         self.mounted.lock().iter().map(|(mountpoint, _)| mountpoint.clone()).collect()
     }
@@ -255,7 +256,8 @@ fn prefix(native: &NativeSnapshot, options: &Options) -> String {
     format!("{id}-{tenant}-{uid}-{gid}-{}-", if options.allow_other { "all" } else { "owner" })
 }
 
-/// Whether `name` is that of an image whose [prefix] is `prefix`, and not a longer one: what follows has no dash, and a tenant may have.
+/// Whether `name` is that of an image whose [prefix] is `prefix`, and not a longer one: what follows has no dash, and a tenant may
+/// have.
 fn is_image_of(name: &str, prefix: &str) -> bool {
     name.strip_prefix(prefix).is_some_and(|rest| !rest.contains('-'))
 }

@@ -52,7 +52,7 @@ pub(crate) struct InitOut {
     pub(crate) flags: u32,
     /// How many background requests (readahead) may be under way.
     pub(crate) max_background: u16,
-    /// From how many on the mount counts as congested.
+    /// Number of background requests from which on the mount counts as congested.
     pub(crate) congestion_threshold: u16,
     /// In bytes.
     pub(crate) max_write: u32,

@@ -8,7 +8,7 @@ use super::flags::opcode;
 /// A request: who asks about what.
 #[derive(Debug)]
 pub(crate) struct Request<'a> {
-    /// Its number, by which it is answered.
+    /// The number, by which it is answered.
     pub(crate) unique: u64,
     /// The node that it is about.
     pub(crate) node: u64,

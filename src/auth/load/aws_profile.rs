@@ -26,7 +26,7 @@ pub enum ProfileKeys {
 /// A role that a profile names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProfileRole {
-    /// Its ARN.
+    /// The ARN.
     pub arn: String,
     /// The name of its session.
     pub session: Option<String>,
@@ -52,7 +52,7 @@ pub enum ProfileRoleWith {
 pub struct ProfileSettings {
     /// The origin of the profile's keys.
     pub keys: ProfileKeys,
-    /// Its region.
+    /// The region.
     pub region: Option<String>,
     /// The URL of the service that it is for.
     pub endpoint: Option<String>,

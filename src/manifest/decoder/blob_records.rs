@@ -93,7 +93,7 @@ impl Manifest {
         }
     }
 
-    /// How the mirror keeps a blob.
+    /// The form in which the mirror stores a blob.
     fn stored(&self, index: u32, size: u64, record: &BlobRecord) -> Result<Stored> {
         let (start, len) = (record.place.get(), u64::from(record.place_len.get()));
         let place = self.bytes.slice(self.range(start, len)?);

@@ -180,7 +180,7 @@ mod tests {
         }
     }
 
-    /// What is written is what `docs/formats.md` says, byte for byte, and what was written stays readable.
+    /// Drafts are written as `docs/formats.md` says, byte for byte, and those of earlier versions stay readable.
     #[test]
     fn golden_draft_is_written_and_read() {
         let (golden, recipe) = (include_bytes!("../../mirroring/testdata/draft"), Digest::of(b"recipe"));

@@ -1,4 +1,4 @@
-//! Which of the saved checkpoints a source `bt://` means, or what there is instead.
+//! Chooses the saved checkpoint that a source `bt://` means, or lists what there is instead.
 
 use std::collections::BTreeSet;
 

@@ -16,7 +16,7 @@ pub(super) struct FileHeaders {
     pub commit: Option<String>,
     /// The id of its content, without quotes: the SHA-256 of a large file, else that of git.
     pub oid: Option<String>,
-    /// Its size in bytes, as a response to HEAD tells it.
+    /// The size in bytes, as a response to HEAD tells it.
     pub size: Option<u64>,
 }
 

@@ -27,7 +27,7 @@ pub(super) struct PinnedFile {
     pub root: Arc<LocalRoot>,
     pub path: Bytes,
     pub version: Bytes,
-    /// Its name in messages.
+    /// The name in messages.
     pub name: String,
 }
 

@@ -23,7 +23,7 @@ const API_VERSION: HeaderValue = HeaderValue::from_static("2023-11-03");
 #[derive(Debug)]
 pub(super) struct BlobContainer {
     account: String,
-    /// Its URL.
+    /// The URL.
     url: String,
 }
 

@@ -25,7 +25,7 @@ pub(super) struct S3Bucket {
 /// The address of a bucket.
 #[derive(Clone, Debug)]
 struct BucketPlace {
-    /// Its URL.
+    /// The URL.
     url: String,
     region: String,
 }

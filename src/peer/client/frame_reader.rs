@@ -13,7 +13,7 @@ use crate::peer::wire::{FRAME_HEADER_BYTES, Frame, Frames, Head, MAX_PART_BYTES}
 /// Reads the frames of one response.
 pub(super) struct FrameReader {
     stream: PeerConnection,
-    /// Where the connection goes when all was read.
+    /// The pool that the connection returns to when all was read.
     pool: Option<(Arc<ConnectionPool>, PoolKey)>,
     buffers: Arc<BufferPool>,
     /// A data frame that is being read, and its length.

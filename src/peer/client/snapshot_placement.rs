@@ -21,7 +21,7 @@ struct SnapshotPlacement {
 }
 
 impl Peers {
-    /// Where the snapshot `snapshot` of `tenant` is in the cluster. Its tiers are, in the order in which they are asked:
+    /// The placement of the snapshot `snapshot` of `tenant` in the cluster. Its tiers are, in the order in which they are asked:
     /// a member that has all of it, the first owner, the second, and by an owner the one that it has taken over from.
     pub fn placement(self: &Arc<Self>, tenant: &str, snapshot: Digest) -> Arc<dyn Placement> {
         let tiers = [Candidate::Holder, Candidate::Owner(0), Candidate::Owner(1), Candidate::Draining].map(

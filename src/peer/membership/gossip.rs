@@ -43,11 +43,11 @@ pub type GossipMessage = (SocketAddr, Bytes);
 pub struct GossipConfig {
     /// The cluster's name: messages of other clusters are ignored.
     pub cluster: String,
-    /// What this node announces of itself. Its address must be reachable by the others.
+    /// The member that this node announces itself as. Its address must be reachable by the others.
     pub me: Member,
     /// The generation of the node: larger at each start, such as seconds since 1970.
     pub generation: u64,
-    /// Where other members may be: `host:port`, asked of DNS anew every minute, or addresses.
+    /// Addresses of other members: `host:port`, of which names are resolved anew every minute.
     pub seeds: Vec<String>,
 }
 
@@ -59,7 +59,7 @@ pub struct Gossip {
     runtime: Handle,
 }
 
-/// Where the server puts gossip messages for this node.
+/// The queue into which the server puts gossip messages for this node.
 #[derive(Clone, Debug)]
 pub struct GossipSender(mpsc::Sender<GossipMessage>);
 
@@ -268,7 +268,7 @@ impl Transport for HttpTransport {
 
 #[async_trait]
 impl Socket for HttpSocket {
-    /// Does not wait for the delivery: a dead member must not delay messages to others.
+    /// Starts the delivery and does not wait for it: a dead member must not delay messages to others.
     async fn send(&mut self, to: SocketAddr, message: ChitchatMessage) -> anyhow::Result<()> {
         let mut bytes = Vec::new();
         message.serialize(&mut bytes);

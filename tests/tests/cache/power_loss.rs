@@ -15,7 +15,8 @@ const MIB: usize = 1 << 20;
 /// Room for all that a test writes.
 const DISK_BYTES: u64 = 1 << 30;
 
-/// How many cuts are made in the middle of something. More of them: CUTS=50 cargo nextest run -p bdnfs-tests -E 'test(power_loss::)'
+/// How many cuts are made in the middle of something. More of them: CUTS=50 cargo nextest run -p bdnfs-tests -E
+/// 'test(power_loss::)'
 fn cut_count() -> u32 {
     std::env::var("CUTS").map_or(3, |cuts| cuts.parse().unwrap())
 }

@@ -116,7 +116,8 @@ fn native_mount_whose_agent_died_before_the_repair_is_repaired_by_the_next() {
 
 #[test]
 fn mount_whose_agent_died_before_it_told_of_removed_damage_is_read_right_with_the_next() {
-    // The kernel reads the first by itself, and caches the second. The agent dies somewhere on its way, or exactly between removal and telling.
+    // The kernel reads the first by itself, and caches the second. The agent dies somewhere on its way, or exactly between removal
+    // and telling.
     for (size, is_between) in [(17 * MIB, false), (70_000, false), (17 * MIB, true), (70_000, true)] {
         let env = TestEnv::new();
         let bytes = env.put("model", size);

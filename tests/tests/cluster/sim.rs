@@ -1,5 +1,5 @@
-//! A cluster in virtual time: the real rendezvous hashing, peer tiers, servers and ladders; what nodes hold, their links and the mirror are
-//! models. A seed determines all of it.
+//! A cluster in virtual time: the real rendezvous hashing, peer tiers, servers and ladders; what nodes hold, their links and the
+//! mirror are models. A seed determines all of it.
 
 mod node;
 mod view;

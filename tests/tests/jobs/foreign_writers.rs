@@ -113,7 +113,8 @@ impl WriterCampaign {
         eventually("it runs", || !self.saving.machine.supervisors().is_empty());
     }
 
-    /// Makes sure that all that is saved of the last job was closed by it, and that what is complete was called saved by its library.
+    /// Makes sure that all that is saved of the last job was closed by it, and that what is complete was called saved by its
+    /// library.
     fn check_saved(&mut self) {
         let (id, mirror) = (self.id(), mirror(&self.saving.machine));
         for name in saved_names(&mirror, &id) {

@@ -1,4 +1,4 @@
-//! What users of a home are told of it.
+//! Notes for the users of a cache home.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::volumes::cache_sync::{PulledCache, SavedCache};
 /// How many names a note lists.
 const SHOWN_PATHS_MAX: usize = 5;
 
-/// What to do where another node has changes that are not saved.
+/// Advice for the case that another node has unsaved changes.
 pub fn unsaved_advice(home: &CacheHome) -> String {
     let name = format!("{}{}", home.scope().option(), home.name().escape_debug());
     format!(

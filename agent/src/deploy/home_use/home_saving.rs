@@ -16,7 +16,8 @@ use crate::mirror::MIRROR_CONFIG;
 use crate::volumes::cache_home::CacheHome;
 use crate::volumes::cache_sync::{CacheSync, REPORT_INTERVAL};
 
-/// Saves a home in the mirror, if there is one, unless others on this node use it. What can't be saved stays here, and its user is told.
+/// Saves a home in the mirror, if there is one, unless others on this node use it. What can't be saved stays here, and its user is
+/// told.
 pub async fn save<U: HomeUser>(user: &U, home: &CacheHome) {
     if let Err(error) = save_unused(user, home).await {
         user.warn(format!("cannot save {home}, which stays on this node: {error}"));
@@ -83,8 +84,8 @@ pub(super) async fn save_due<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Dura
     pause.max(LOCK_POLL_INTERVAL)
 }
 
-/// Saves a home that is in use, where that was not done within the `interval`, for this user or another. Returns when it is to be done
-/// next.
+/// Saves a home that is in use, where that was not done within the `interval`, for this user or another. Returns when it is to be
+/// done next.
 async fn save_when_due<U: HomeUser>(user: &U, home: &CacheHome, interval: Duration) -> Result<Duration> {
     let own = home.clone();
     let lock = blocking(move || {

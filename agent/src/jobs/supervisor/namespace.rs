@@ -62,8 +62,8 @@ impl HostNamespace {
 }
 
 /// Leaves the host's mount namespace for one of its own, in which each of `sources` lies at its place, and what is bound of
-/// `volume`. What else is mounted below `jobs` is not in it, nor are other volumes. `scratch` is an empty directory of the job's own.
-/// Returns the directories that are covered.
+/// `volume`. What else is mounted below `jobs` is not in it, nor are other volumes. `scratch` is an empty directory of the job's
+/// own. Returns the directories that are covered.
 ///
 /// To be called before the process has a second thread: each would keep its own.
 pub fn enter(

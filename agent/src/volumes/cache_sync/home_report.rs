@@ -1,4 +1,4 @@
-//! What nodes tell each other of a cache, in its mirror: where it lies, and what of it is not saved.
+//! Reports of nodes on a cache, stored in its mirror: where its homes are, and which have unsaved changes.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -21,7 +21,7 @@ use crate::volumes::cache_home::CacheHome;
 
 /// How often a node reports again on a home that it uses, so that others know that it lives.
 pub const REPORT_INTERVAL: Duration = Duration::from_secs(60);
-/// How old the last report of a node that lives is at the most: a few that failed, and what clocks differ by.
+/// The greatest age of the last report of a living node: a few reports that failed, and clock differences.
 const LIVING_REPORT_AGE: TimeDelta = TimeDelta::minutes(5);
 /// The file in the directory of volumes with the identity of the node that they are on.
 const NODE_FILE: &str = "node.json";
@@ -36,7 +36,8 @@ pub struct NodeIdentity {
 }
 
 impl NodeIdentity {
-    /// The identity of the node whose volumes lie in the directory `volumes`; chosen when it is first asked for. Touches the local disk.
+    /// The identity of the node whose volumes lie in the directory `volumes`; chosen when it is first asked for. Touches the local
+    /// disk.
     ///
     /// # Errors
     /// [`Kind::Disk`], [`Kind::NoSpace`].
@@ -67,14 +68,14 @@ impl NodeIdentity {
 /// Changes of a cache that other nodes have, and may not have saved.
 #[derive(Debug)]
 pub struct UnsavedElsewhere {
-    /// Which nodes, and since when, for people.
+    /// A message for people: which nodes, and since when.
     pub message: String,
     /// Whether they will be saved: living nodes have jobs that use the cache.
     pub is_awaited: bool,
 }
 
 impl UnsavedElsewhere {
-    /// What of `reports`, those of other nodes, is not saved at `now`.
+    /// Unsaved changes of other nodes, by their `reports`, at `now`.
     fn of(reports: &[HomeReport], now: DateTime<Utc>) -> Option<Self> {
         let unsaved = reports.iter().filter(|report| report.unsaved_since.is_some());
         let is_awaited =
@@ -115,7 +116,7 @@ impl CacheHome {
 }
 
 impl CacheSync {
-    /// What other nodes have of the cache that may not be saved; `None` where there is nothing.
+    /// Unsaved changes of other nodes; `None` where there are none.
     ///
     /// # Errors
     /// Those of the mirror; [`Kind::Disk`].

@@ -67,8 +67,8 @@ impl CacheHome {
         write_json(self.path(), SYNC_STATE_FILE, state).with_context(failed)
     }
 
-    /// Notes that a job is about to write to it, one of the boot `now` if it is to be saved; false where one of another boot did, which
-    /// ended under it. Touches the local disk.
+    /// Notes that a job is about to write to it, one of the boot `now` if it is to be saved; false where one of another boot did,
+    /// which ended under it. Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).
@@ -81,8 +81,8 @@ impl CacheHome {
         Ok(!is_torn)
     }
 
-    /// Notes that no job writes to it, when all that they wrote is on the disk: a power cut does no harm from then on. Touches the local
-    /// disk.
+    /// Notes that no job writes to it, when all that they wrote is on the disk: a power cut does no harm from then on. Touches the
+    /// local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).

@@ -1,4 +1,4 @@
-//! What is wrong with the agent's configuration, in a line that names the key: the parser says it in words of its own types.
+//! Errors of the agent's configuration, in a line that names the key: the parser's own texts name its types.
 
 use bdnfs::source::DocumentPath;
 use toml::Spanned;

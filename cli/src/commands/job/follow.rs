@@ -19,7 +19,8 @@ const FOLLOW_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// The format in which a job is followed.
 #[derive(Clone, Copy, Debug)]
 pub struct FollowFormat {
-    /// Events as JSON on stdout and all output of the job on stderr; else events as text on stderr and the output on its own streams.
+    /// Events as JSON on stdout and all output of the job on stderr; else events as text on stderr and the output on its own
+    /// streams.
     pub json: bool,
 }
 

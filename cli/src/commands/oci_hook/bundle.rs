@@ -59,7 +59,7 @@ pub struct Bundle {
     weights: Option<String>,
 }
 
-/// One of the weights of a container.
+/// A source that a container's annotation names.
 #[derive(Debug)]
 pub struct ContainerWeights {
     /// The source of the weights.

@@ -22,7 +22,7 @@ pub struct ProjectShowArgs {
 struct ShownCache {
     name: String,
     scope: &'static str,
-    /// What is saved in the mirror; `null` where nothing is, or no mirror was named.
+    /// The saved state in the mirror; `null` where nothing is saved, or no mirror was named.
     saved: Option<SavedHome>,
     nodes: Vec<CachingNode>,
 }

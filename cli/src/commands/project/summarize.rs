@@ -29,7 +29,7 @@ pub struct ProjectSummarizeArgs {
     /// Sort order
     #[arg(long, value_enum, default_value_t = SortOrder::Asc)]
     order: SortOrder,
-    /// The same as -o json
+    /// Same as -o json
     #[arg(long)]
     json: bool,
 }

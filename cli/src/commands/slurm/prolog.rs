@@ -44,8 +44,8 @@ pub fn run(args: &ProvisionArgs) -> Result<()> {
     Ok(())
 }
 
-/// Starts the watcher with the arguments and the environment of this process. It holds `lock` for as long as it runs. Slurm ends what
-/// stays in the group of its prolog.
+/// Starts the watcher with the arguments and the environment of this process. It holds `lock` for as long as it runs. Slurm ends
+/// what stays in the group of its prolog.
 fn start_watcher(lock: File) -> Result<()> {
     let words = std::env::args_os().map(|word| if word == "prolog" { "watch".into() } else { word });
     let mut command = Command::new("/proc/self/exe");

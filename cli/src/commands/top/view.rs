@@ -18,11 +18,11 @@ use crate::commands::status;
 pub struct Rates {
     /// Served from the cache by the agent; reads of the kernel by itself are not counted.
     pub cache: f64,
-    /// From other nodes.
+    /// Fetched from other nodes.
     pub peer: f64,
-    /// From the mirror.
+    /// Fetched from the mirror.
     pub mirror: f64,
-    /// From the origin.
+    /// Fetched from the origin.
     pub origin: f64,
 }
 
