@@ -13,9 +13,9 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The unit, as it stands in the documentation.
+/// The unit that comes with the agent.
 fn unit() -> String {
-    fs::read_to_string(repository().join("docs/bdnfs-agent.service")).expect("the unit")
+    fs::read_to_string(repository().join("deploy/systemd/bdnfs-agent.service")).expect("the unit")
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn image_alone_mounts_and_reads() {
     let root = tempfile::tempdir().unwrap();
     let image = root.path().join("image");
     run(program("bash").arg(repository().join("scripts/image")).arg(&image).arg(target().join("bdnfs")));
-    let recipe = fs::read_to_string(repository().join("docs/Containerfile")).unwrap();
+    let recipe = fs::read_to_string(repository().join("deploy/image/Containerfile")).unwrap();
     let entry = recipe.lines().find_map(|line| line.strip_prefix("ENTRYPOINT [\"")).expect("ENTRYPOINT");
     let entry = entry.trim_end_matches("\"]");
     let version = run(program("chroot").arg(&image).args([entry, "--version"]));

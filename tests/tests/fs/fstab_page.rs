@@ -77,7 +77,9 @@ fn mount_unit(text: &str) {
     let directory = tempfile::tempdir().unwrap();
     let unit = directory.path().join("mnt-llama.mount");
     fs::write(&unit, text).unwrap();
-    let agent = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/bdnfs-agent.service"));
+    let agent = fs::read_to_string(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/systemd/bdnfs-agent.service"),
+    );
     let agent = agent.unwrap().replace("/usr/local/bin/bdnfs", target().join("bdnfs").to_str().unwrap());
     fs::write(directory.path().join("bdnfs-agent.service"), agent).unwrap();
     let output = program("systemd-analyze").args(["verify", "--man=no"]).arg(&unit).output().unwrap();
