@@ -132,3 +132,32 @@ fn contributing_page_names_files_that_exist() {
         assert!(!is_path || repository().join(name).exists(), "CONTRIBUTING.md: there is no {name}");
     }
 }
+
+#[test]
+fn contributing_page_lists_every_script() {
+    let page = read("CONTRIBUTING.md");
+    for script in fs::read_dir(repository().join("scripts")).unwrap() {
+        let name = format!("scripts/{}", script.unwrap().file_name().display());
+        assert!(
+            name.contains('.') || page.contains(&format!("| `{name}` |")),
+            "CONTRIBUTING.md lacks {name}"
+        );
+    }
+}
+
+/// Files of other projects that a decision names.
+const FOREIGN_FILES: [&str; 2] = ["src/client/s3.rs", "src/azure/client.rs"];
+
+#[test]
+fn decisions_name_files_that_exist() {
+    for page in files(&repository().join("docs/decisions"), "md") {
+        let text = fs::read_to_string(&page).unwrap();
+        for name in quoted(&text).filter(|name| name.contains('/') && name.ends_with(".rs")) {
+            assert!(
+                FOREIGN_FILES.contains(&name) || repository().join(name).exists(),
+                "{}: there is no {name}",
+                page.display()
+            );
+        }
+    }
+}
