@@ -14,6 +14,15 @@
 //! [`stage`] a snapshot is to make all of it local, verified, durable and leased. An *agent* is the process that owns a
 //! cache: the *node agent*, a service, or an *on-demand agent*, which `bdnfs mount` starts and which exits with its last mount.
 //!
+//! A *tenant* is whose data it is: nothing is shared between tenants. In a cluster, the *owner* of a group of blocks is the
+//! member that fetches them for all. A *pack* is a blob that holds several small files. In a mirror, a *recipe* is a digest of
+//! the files and versions that a blob is made of, by which it is found again; a *draft* records an upload that is not finished;
+//! a *ref* names the snapshot of a source, in numbered *generations*, of which the highest counts.
+//!
+//! A *volume* is a directory of the node's disk that jobs or containers write to. A *unit* is a part of one that is saved as a
+//! checkpoint of its own. It is *settled* when nothing has written to it for a while, *sealed* when it is safe on the node's disk,
+//! and *saved* when it is in the mirror. A *home* is the directory on one node of a training cache, which nodes merge and share.
+//!
 //! ## The data path
 //!
 //! ```text
@@ -44,7 +53,13 @@
 //!
 //! Staging ([`stage`]) takes the same path at the lowest urgency. [`peer_service`] serves the blocks of this node to others,
 //! [`mirroring`] copies a source into a mirror, and [`download`] what a mirror has into a directory. [`native`] writes what is
-//! staged as an EROFS image for the kernel alone. [`engine`] holds all of it together, and is where to begin:
+//! staged as an EROFS image for the kernel alone. `announcements` tells a cluster which snapshots are complete here.
+//!
+//! What jobs write takes the other way: [`volume`] scans a directory, finds what has settled and seals it, [`checkpoint`] names it,
+//! [`tree_merge`] combines what two nodes changed in one tree, and [`mirroring`] copies it. [`weights`] reads what a configuration
+//! names, [`source`] the URIs in it, and [`auth`] finds the credentials for them.
+//!
+//! [`engine`] holds all of it together, and is where to begin:
 //!
 //! ```
 //! use std::time::SystemTime;

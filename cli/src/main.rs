@@ -2,6 +2,20 @@
 //!
 //! One agent owns each cache directory and hosts every mount that uses it: the node agent, or one that `bdnfs mount`
 //! starts when there is none and that exits with its last mount. Commands talk to it over its control socket.
+//!
+//! ```text
+//!   arguments ──> args ──> commands ── one module each
+//!                             │
+//!        source, access, secrets, mirror, cache, options      options, as requests of the API
+//!        weights ── config (the library)                      configuration files: sources and mount points
+//!        mountpoint, probe                                    what is on the mount point already
+//!                             │
+//!                          endpoint ── agents: the socket ──> a running agent
+//!                             │     └─ spawn ───────────────> a new process: commands::daemon, an agent
+//!                             │     └─ AgentServer ─────────> this process is the agent
+//!                             v
+//!        progress, log, log_thread: stderr     output, text, truss_format: stdout     exit_status
+//! ```
 
 use std::process::ExitCode;
 

@@ -12,6 +12,9 @@
 //!   provisioner ── CreateVolume ─────> controller      for StorageClass; keeps nothing
 //! ```
 //!
+//! Calls of the agent go through `agent_retry`, which waits while it restarts; those of the API server, by `events` and `locality`,
+//! through `api_server`.
+//!
 //! The driver has no privileges and keeps nothing: all work is the agent's, which goes on when a call is given up, and is joined
 //! when the kubelet calls again.
 
