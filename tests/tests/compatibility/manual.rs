@@ -81,25 +81,36 @@ fn is_test_name(text: &str) -> bool {
         && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
 }
 
+/// The text of a source file as the program has it: lines that go on are joined, quotes are not escaped.
+fn joined(source: &str) -> String {
+    let lines: Vec<_> = source.split("\\\n").collect();
+    let rest = lines[1..].iter().map(|line| line.trim_start());
+    std::iter::once(lines[0]).chain(rest).collect::<String>().replace("\\\"", "\"")
+}
+
+/// The messages of the page, some of which share a row.
+fn page_messages(page: &str) -> Vec<&str> {
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |"));
+    rows.flat_map(|(messages, _)| messages.split("`<br>`")).collect()
+}
+
+/// The parts of a message that are always the same; what differs each time stands as `…`.
+fn fixed_parts(message: &str) -> Vec<&str> {
+    message.split('…').map(str::trim).filter(|part| part.len() > 3).collect()
+}
+
 #[test]
 fn troubleshooting_page_messages_are_those_of_the_program() {
-    // As they are in the program: lines that go on are joined, quotes are not escaped.
-    let joined = |source: &String| {
-        let lines: Vec<_> = source.split("\\\n").collect();
-        let rest = lines[1..].iter().map(|line| line.trim_start());
-        std::iter::once(lines[0]).chain(rest).collect::<String>().replace("\\\"", "\"")
-    };
-    let sources: Vec<_> = sources().iter().map(joined).collect();
+    let sources: Vec<_> = sources().iter().map(|source| joined(source)).collect();
     let page = read("docs/troubleshooting.md");
-    let rows: Vec<_> = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |")).collect();
-    assert!(rows.len() > 50, "{} rows", rows.len());
-    let missing: Vec<_> = rows
+    let messages = page_messages(&page);
+    assert!(messages.len() > 300, "{} messages", messages.len());
+    let missing: Vec<_> = messages
         .iter()
-        // What differs each time stands as `…`.
-        .filter(|(message, _)| {
-            let mut parts = message.split('…').filter(|part| part.trim().len() > 3);
-            !sources.iter().any(|source| parts.clone().all(|part| source.contains(part)))
-                && parts.next().is_some()
+        .map(|message| (message, fixed_parts(message)))
+        .filter(|(_, parts)| {
+            let has = |source: &String| parts.iter().all(|part| source.contains(part));
+            !parts.is_empty() && !sources.iter().any(has)
         })
         .map(|(message, _)| message)
         .collect();
@@ -107,6 +118,115 @@ fn troubleshooting_page_messages_are_those_of_the_program() {
         missing.is_empty(),
         "docs/troubleshooting.md has messages that the program has not: {missing:#?}"
     );
+}
+
+/// What an error's text stands behind in the sources: the macros and constructors, and the names that texts are given.
+const ERROR_MARKS: [&str; 16] = [
+    "bail!(",
+    "anyhow!(",
+    "#[error(",
+    "Kind::Invalid,",
+    "Kind::Refused,",
+    "Kind::Unsupported,",
+    "Kind::NotFound,",
+    "Kind::Busy,",
+    "Kind::NoSpace,",
+    "InvalidAttribute::new(",
+    "invalid(",
+    "refuse(",
+    "reject(",
+    "unknown(",
+    "text = ",
+    "why = ",
+];
+
+/// How far behind a mark its text begins at the most.
+const MARK_DISTANCE: usize = 160;
+
+/// Texts that the page need not have: the file, a part of the text (none: all of the file), the reason.
+const UNLISTED_TEXTS: [(&str, &str, &str); 26] = [
+    ("agent/src/telemetry.rs", "", "help of metrics"),
+    ("agent/src/telemetry/process.rs", "", "help of metrics"),
+    ("agent/src/jobs/deployment.rs", "", "events of a job that goes on"),
+    ("agent/src/jobs/run.rs", "its commands run", "an event of a job that goes on"),
+    ("agent/src/jobs/supervisor/namespace.rs", "{what}", "composed of parts, which the page has"),
+    ("agent/src/telemetry/traces.rs", "cannot send", "a line of the log, with the reason"),
+    ("agent/src/mounts/manager.rs", "disk does not answer", "the end of a line of the log"),
+    ("agent/src/cache/scrubber.rs", "cannot write", "the system's reason follows"),
+    ("agent/src/server/routes/health.rs", "cannot write", "cannot happen: metrics are written to memory"),
+    ("cli/src/commands/job/follow.rs", "job {} is", "composed of words that change"),
+    ("fs/src/device.rs", "a second queue", "the system's reason follows"),
+    ("fs/src/session.rs", "first request", "no kernel does that"),
+    ("src/auth/load.rs", "cannot read", "the system's reason follows"),
+    ("src/manifest/decoder.rs", "", "the reason in `is damaged (…)`"),
+    ("src/mirror/catalog.rs", "cannot be a ref", "cannot happen: what is written was checked before"),
+    ("src/mirror/index.rs", "cannot be an entry", "cannot happen: what is written was checked before"),
+    ("src/mirror/frames.rs", "cannot compress", "cannot happen: zstd compresses all bytes"),
+    ("src/mirror/homes.rs", "cannot write", "the system's reason follows"),
+    ("src/origin/hub/hub_error.rs", "", "composed of parts, which the page has"),
+    ("src/origin/web/directory_index.rs", "has {what}", "composed of parts"),
+    ("src/peer/client/connection.rs", "GET", "a request, not an error"),
+    ("src/peer/client/http.rs", "cannot make", "the system's reason follows"),
+    ("src/peer/membership/gossip.rs", "", "cannot happen: a node gossips once"),
+    ("src/peer_service.rs", "", "told to another node, which asks elsewhere"),
+    ("src/source/credentials/secret_json.rs", "{how}", "composed of parts, which the page has"),
+    ("src/tier/conformance.rs", "", "a tier of tests"),
+];
+
+/// The texts of errors in the source of a product.
+fn error_texts(source: &str) -> BTreeSet<&str> {
+    let mut texts = BTreeSet::new();
+    for mark in ERROR_MARKS {
+        for (at, _) in source.match_indices(mark) {
+            let behind = &source[at + mark.len()..];
+            let Some((head, rest)) = behind.split_once('"') else { continue };
+            if head.len() < MARK_DISTANCE && !head.contains(';') && !head.contains("fn ") {
+                let escaped = |end: usize| rest[..end].ends_with('\\');
+                let end = rest.match_indices('"').map(|(end, _)| end).find(|end| !escaped(*end));
+                texts.insert(&rest[..end.unwrap()]);
+            }
+        }
+    }
+    texts.retain(|text| text.matches(' ').count() >= 2);
+    texts
+}
+
+/// Whether `message` of the page is the one whose text in the program is `text`.
+fn is_message_of(message: &str, text: &str) -> bool {
+    let parts = fixed_parts(message);
+    let Some(first) = parts.first() else { return false };
+    let fixed: usize = text.split('{').map(|part| part.rsplit('}').next().unwrap().len()).sum();
+    let has_all = parts.iter().all(|part| text.contains(part));
+    // Either it has a good part of the text, or says that it is just the beginning.
+    let begins = message.ends_with('…') && message.starts_with(first) && text.starts_with(first);
+    has_all && (begins || 3 * parts.iter().map(|part| part.len()).sum::<usize>() >= fixed)
+}
+
+#[test]
+fn troubleshooting_page_has_the_errors_of_the_program() {
+    let page = read("docs/troubleshooting.md");
+    let messages = page_messages(&page);
+    let (mut missing, mut unused) = (Vec::new(), UNLISTED_TEXTS.to_vec());
+    let product = ["src", "fs/src", "agent/src", "cli/src", "csi/src"];
+    for path in product.iter().flat_map(|place| files(&repository().join(place), "rs")) {
+        let path = path.strip_prefix(repository()).unwrap().to_str().unwrap().to_owned();
+        if path.contains("/tests") {
+            continue;
+        }
+        let source = read(&path);
+        let source = source.split("\n#[cfg(test)]\nmod ").next().unwrap();
+        let lines: Vec<_> = source.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+        for text in error_texts(&lines.join("\n")) {
+            let text = joined(text);
+            let unlisted = |(file, part, _): &(&str, &str, &str)| path == *file && text.contains(part);
+            unused.retain(|entry| !unlisted(entry));
+            if !UNLISTED_TEXTS.iter().any(unlisted) && !messages.iter().any(|m| is_message_of(m, &text)) {
+                missing.push(format!("{path}: {text}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "docs/troubleshooting.md lacks errors of the program: {missing:#?}");
+    assert!(unused.is_empty(), "no text is left out for these: {unused:#?}");
 }
 
 #[test]
