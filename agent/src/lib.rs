@@ -1,12 +1,12 @@
 //! The agent of bdnfs: the process that owns a node's cache, mounts, jobs and its part in a cluster, and the API that it
 //! serves.
 //!
-//! The terms of the engine are on the front page of [`bdnfs`]. Of the agent's own, a *record* is what survives a crash of it: of a mount,
-//! a job, a publication, a volume. The *fd store* is the small process that keeps `/dev/fuse` descriptors while there is no agent, and the
-//! *saver* the one that saves what a job writes. *Admission* decides whether all that a job or publication needs fits into the cache
-//! beside what others hold; the *gate* is the moment when all of it is staged, before which nothing runs. A *publication* shows a source
-//! to a container, pod or task: a read-only *bind* of a *base*, the node's one mount of a tenant's snapshot for one user. A *volume* is a
-//! directory that jobs or containers write to; a *home* is the one of a training cache.
+//! The terms of the engine are on the front page of [`bdnfs`]. Of the agent's own, a *record* is what survives a crash of it: of a
+//! mount, a job, a publication, a volume. The *fd store* is the small process that keeps `/dev/fuse` descriptors while there is no
+//! agent, and the *saver* the one that saves what a job writes. *Admission* decides whether all that a job or publication needs
+//! fits into the cache beside what others hold; the *gate* is the moment when all of it is staged, before which nothing runs. A
+//! *publication* shows a source to a container, pod or task: a read-only *bind* of a *base*, the node's one mount of a tenant's
+//! snapshot for one user. A *volume* is a directory that jobs or containers write to; a *home* is the one of a training cache.
 //!
 //! What a request meets on its way, from top to bottom; each level imports from those below it alone:
 //!

@@ -78,8 +78,8 @@ impl BindTarget {
     /// Makes the directory, and binds `base` to it. Nothing is left behind where that fails.
     ///
     /// # Errors
-    /// [`Kind::NotFound`] where its parent is gone, [`Kind::Refused`] for a symbolic link in the path, [`Kind::Busy`] where something
-    /// else is mounted there.
+    /// [`Kind::NotFound`] where its parent is gone, [`Kind::Refused`] for a symbolic link in the path, [`Kind::Busy`] where
+    /// something else is mounted there.
     pub fn bind(&self, base: &Path) -> Result<()> {
         self.bind_copy(|| DetachedMount::copy_of(base))
     }
