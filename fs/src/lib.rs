@@ -66,6 +66,7 @@ pub mod handover;
 pub mod mounts;
 pub mod native_mount;
 
+mod activity;
 mod device;
 mod errno;
 mod expiry;
@@ -103,8 +104,9 @@ use bdnfs::snapshot::Snapshot;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use crate::activity::ActivitySignal;
 use crate::device::Device;
-use crate::expiry::{ActivitySignal, idle_expiry};
+use crate::expiry::idle_expiry;
 use crate::files::{FileHandles, FileTable, StatelessFiles};
 use crate::handover::MountDescriptors;
 use crate::invalidation::KernelCache;
@@ -327,7 +329,7 @@ fn filesystem(
         FileTable::Handles(handles)
     };
     let (replies, metrics) = (PendingReplies::new(runtime.clone()), options.metrics.clone());
-    let (control, (activity, woken)) = (options.control.clone(), ActivitySignal::new());
+    let (control, (activity, wake_signal)) = (options.control.clone(), ActivitySignal::new());
     let filesystem = Arc::new_cyclic(|itself| Filesystem {
         itself: itself.clone(),
         runtime: runtime.clone(),
@@ -340,7 +342,7 @@ fn filesystem(
         metrics,
         activity,
     });
-    runtime.spawn(idle_expiry(Arc::downgrade(&filesystem), woken));
+    runtime.spawn(idle_expiry(Arc::downgrade(&filesystem), wake_signal));
     // Backing files of the previous process may be idle already.
     filesystem.activity.record();
     let listener: Weak<Filesystem> = Arc::downgrade(&filesystem);
