@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bdnfs::backoff::jittered;
 use bdnfs::boot;
 use bdnfs::error::{Kind, Result};
 use bdnfs::source::AuthMethod;
@@ -148,7 +149,7 @@ impl DockerVolumes {
                     tracing::warn!("the volume {name} is not published: {failure}");
                 }
             }
-            tokio::time::sleep(PUBLISH_RETRY_INTERVAL).await;
+            tokio::time::sleep(jittered(PUBLISH_RETRY_INTERVAL)).await;
         }
     }
 

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use bdnfs::backoff::{Backoff, entropy};
 use bdnfs::checkpoint::{CheckpointId, SavedCheckpoint};
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::task::blocking;
@@ -122,8 +123,10 @@ impl Saver {
 
     /// Schedules a retry of what failed, a unit or the scan.
     pub(super) fn fail(&mut self, what: &str, error: &Error) {
-        let wait = self.retry.get(what).map_or(SAVE_RETRY_MIN, |(_, wait)| (*wait * 2).min(SAVE_RETRY_MAX));
-        self.retry.insert(what.to_owned(), (Instant::now() + wait, wait));
+        let first = || Backoff::new(SAVE_RETRY_MIN, SAVE_RETRY_MAX, entropy());
+        let mut waits = self.retry.remove(what).map_or_else(first, |(_, waits)| waits);
+        let retry_at = Instant::now() + waits.wait();
+        self.retry.insert(what.to_owned(), (retry_at, waits));
         self.record.report.failures += 1;
         let why = error.to_string();
         if self.record.report.why.as_ref() != Some(&why) {

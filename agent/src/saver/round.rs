@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bdnfs::backoff::Backoff;
 use bdnfs::checkpoint::marker::{is_tracker, tracked};
 use bdnfs::digest::Digest;
 use bdnfs::error::{Kind, Result};
@@ -78,7 +79,7 @@ pub struct Saver {
     /// Whether the last scan left content out.
     pub(super) is_partial: bool,
     /// When a failed unit or scan is retried, and its backoff.
-    pub(super) retry: BTreeMap<String, (Instant, Duration)>,
+    pub(super) retry: BTreeMap<String, (Instant, Backoff)>,
     ahead_files: AheadFiles,
 }
 
