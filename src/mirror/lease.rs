@@ -4,12 +4,13 @@
 //! lapses; on the machine where its holder was killed, at once. All times are the store's own, so no two clocks need to
 //! agree.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use futures_util::TryStreamExt;
 use object_store::path::Path;
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -203,7 +204,7 @@ impl MirrorLease {
     /// [`Kind::Unavailable`] when it has lapsed meanwhile; those of the store.
     pub async fn renew_now(&self) -> Result<DateTime<Utc>> {
         let now = self.mirror.renew(&self.key, Some(self.began)).await?;
-        if !self.term.lock().unwrap_or_else(PoisonError::into_inner).renew(now) {
+        if !self.term.lock().renew(now) {
             let text = format!(
                 "the lease {} could not be renewed for {LEASE_TTL:?}; try again: what was copied is kept",
                 self.mirror.url_of(&self.key)
@@ -233,7 +234,7 @@ async fn renew(
 ) {
     while timeout(RENEW_INTERVAL, &mut released).await.is_err() {
         match mirror.renew(&key, Some(began)).await {
-            Ok(now) => _ = term.lock().unwrap_or_else(PoisonError::into_inner).renew(now),
+            Ok(now) => _ = term.lock().renew(now),
             Err(error) => tracing::warn!(%error, "a lease of the mirror could not be renewed"),
         }
     }
@@ -291,7 +292,7 @@ mod tests {
 
     /// Makes it as if the lease had last been renewed longer ago than it lasts, as of a machine that slept.
     fn let_lapse(lease: &MirrorLease, directory: &Path) {
-        lease.term.lock().expect("a term").renewed -= TimeDelta::from_std(LEASE_TTL).expect("minutes");
+        lease.term.lock().renewed -= TimeDelta::from_std(LEASE_TTL).expect("minutes");
         let object =
             File::options().write(true).open(directory.join(lease.key.as_ref())).expect("its object");
         let then = object.metadata().and_then(|meta| meta.modified()).expect("a time") - LEASE_TTL;

@@ -286,7 +286,7 @@ impl FdStore {
         let log = cache::open_log(&self.cache)?;
         let spawn = || {
             let mut command = Command::new("/proc/self/exe");
-            command.arg0("bdnfs").arg("hold").env_clear().current_dir("/");
+            command.arg0("bdnfs").arg("fdstore-process").env_clear().current_dir("/");
             command.stdin(Stdio::from(listener)).stdout(Stdio::from(lock.try_clone()?)).stderr(log);
             // The new fd store then writes its process id there.
             lock.set_len(0)?;

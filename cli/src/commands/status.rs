@@ -9,7 +9,7 @@ use bdnfs_agent::api::publication::{PublicationState, PublicationStatus};
 use bdnfs_agent::api::socket;
 use bdnfs_agent::api::{AgentInfo, AgentStatus, MountBackend, MountStatus, StageState};
 use bdnfs_agent::recorded_mountpoints;
-use bdnfs_fs::mounts::{self, MountEntry};
+use bdnfs_fs::mounts::{self, MountEntry, MountUser};
 use serde::Serialize;
 
 use crate::agents;
@@ -29,8 +29,8 @@ pub struct StatusArgs {
     cache_dir: Option<PathBuf>,
 }
 
-/// The name of the fd store's process.
-const FDSTORE_PROCESS_NAME: &str = "bdnfs-holder";
+/// The names of the fd store's process: of this version, and of one that an earlier version started.
+const FDSTORE_PROCESS_NAMES: [&str; 2] = ["bdnfs-fdstore", "bdnfs-holder"];
 
 const EXAMPLES: &str = "Examples:
   bdnfs status
@@ -135,7 +135,8 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
 fn format_unresponsive(mounted: &MountEntry) -> String {
     let servers = mounts::servers(mounted);
     // Without its agent, the fd store has it alone.
-    let agent = servers.iter().find(|process| process.command != FDSTORE_PROCESS_NAME).or(servers.first());
+    let is_agent = |process: &&MountUser| !FDSTORE_PROCESS_NAMES.contains(&process.command.as_str());
+    let agent = servers.iter().find(is_agent).or(servers.first());
     let agent = agent
         .map_or("its agent".to_owned(), |process| format!("{} (process {})", process.command, process.pid));
     format!("{}: {agent} does not respond", mounted.mountpoint.display())
