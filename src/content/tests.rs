@@ -119,7 +119,7 @@ impl ContentFixture {
             path: Bytes::from_static(b"model.bin"),
             version: Bytes::from_static(b"1"),
             sha256: None,
-            stored: crate::blob::Stored::default(),
+            stored: crate::blob::MirrorLocation::default(),
         }
     }
 

@@ -112,7 +112,7 @@ pub(crate) fn transport_error(error: reqwest::Error) -> Error {
 pub(crate) fn explain_transport(error: &reqwest::Error, named: bool) -> Error {
     let (kind, text) = if error.is_timeout() && error.is_connect() {
         let text = silent(CONNECT_TIMEOUT).to_string();
-        return Error::with(Kind::Timeout, text.clone(), Unreachable(text));
+        return Error::with(Kind::Timeout, text.clone(), ConnectError(text));
     } else if error.is_timeout() {
         return silent(SILENCE_TIMEOUT);
     } else if let Some(refused) = unfollowed_redirect(error) {
@@ -148,10 +148,10 @@ pub(crate) fn explain_transport(error: &reqwest::Error, named: bool) -> Error {
 /// Why a server could not be reached, so that nothing was sent to it.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(super) struct Unreachable(pub(super) String);
+pub(super) struct ConnectError(pub(super) String);
 
 fn unreachable(error: &reqwest::Error, text: &str) -> Error {
-    Error::with(Kind::Unavailable, text, Unreachable(innermost(error)))
+    Error::with(Kind::Unavailable, text, ConnectError(innermost(error)))
 }
 
 /// Why a redirect may not be followed, where the policy or the resolver of a client found so.

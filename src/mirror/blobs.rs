@@ -169,7 +169,7 @@ impl Mirror {
     }
 
     /// The key of a blob's object.
-    pub(super) fn blob_key(&self, digest: &Digest, stored: &crate::blob::Stored) -> Path {
+    pub(super) fn blob_key(&self, digest: &Digest, stored: &crate::blob::MirrorLocation) -> Path {
         match str::from_utf8(&stored.place) {
             Ok(place) if !place.is_empty() => self.tenant_key(place),
             _ => self.key(ObjectKind::Blobs, digest),

@@ -25,7 +25,7 @@ use super::lease::{MirrorLease, Purpose};
 use super::multipart::UploadId;
 use super::record::MirrorRecord;
 use super::upload::Upload;
-use crate::blob::Stored;
+use crate::blob::MirrorLocation;
 use crate::block::Check;
 use crate::digest::Digest;
 use crate::error::Result;
@@ -330,8 +330,10 @@ impl Draft {
     /// # Errors
     /// [`Kind::Corrupt`](crate::error::Kind::Corrupt) when blocks lack.
     pub fn record(&self) -> Result<MirrorRecord> {
-        let stored =
-            Stored { place: self.place().to_owned().into(), ends: self.ends.clone().map(Bytes::from) };
+        let stored = MirrorLocation {
+            place: self.place().to_owned().into(),
+            ends: self.ends.clone().map(Bytes::from),
+        };
         let (digest, checks) = (Check::combine(self.size, &self.checks)?, Arc::from(&self.checks[..]));
         Ok(MirrorRecord { digest, size: self.size, checks, stored })
     }

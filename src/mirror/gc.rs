@@ -48,7 +48,7 @@ pub struct GcReport {
 
 /// The objects that refs and leases reach.
 #[derive(Debug, Default)]
-struct Reachable {
+struct ReachableObjects {
     /// The keys of the sources that are mirrored.
     sources: HashSet<Digest>,
     manifests: HashSet<Digest>,
@@ -86,7 +86,7 @@ impl Mirror {
             Purpose::Serve(manifest) => Some(manifest),
             _ => None,
         });
-        let mut reachable = Reachable::default();
+        let mut reachable = ReachableObjects::default();
         let outdated = self.roots(&generations, expired_before, &mut reachable).await?;
         for manifest in reachable.manifests.clone() {
             self.mark(&manifest, &mut reachable).await?;
@@ -111,7 +111,7 @@ impl Mirror {
         &self,
         generations: &Generations,
         expired_before: DateTime<Utc>,
-        reachable: &mut Reachable,
+        reachable: &mut ReachableObjects,
     ) -> Result<Vec<Path>> {
         let mut outdated = Vec::new();
         for (key, all) in generations {
@@ -143,7 +143,7 @@ impl Mirror {
     }
 
     /// Adds the blobs of a manifest to what is reached.
-    async fn mark(&self, digest: &Digest, reachable: &mut Reachable) -> Result<()> {
+    async fn mark(&self, digest: &Digest, reachable: &mut ReachableObjects) -> Result<()> {
         let Some(manifest) = self.manifest(digest).await? else {
             return Err(damaged(self.url_of(&self.key(ObjectKind::Manifests, digest)), "it is missing"));
         };
@@ -170,7 +170,7 @@ struct Collector<'a> {
 
 impl Collector<'_> {
     /// Deletes what is not reached: records first, because a run that looks for a blob finds its record first.
-    async fn sweep(&mut self, reachable: &Reachable) -> Result<()> {
+    async fn sweep(&mut self, reachable: &ReachableObjects) -> Result<()> {
         let mut spared = HashSet::new();
         let mut dead = Vec::new();
         let mut records = self.mirror.list(self.mirror.tenant_key(ObjectKind::Records.name()));
@@ -240,7 +240,7 @@ impl Collector<'_> {
     }
 
     /// Deletes entries of the index whose checkpoints are removed.
-    async fn checkpoints(&mut self, reachable: &Reachable) -> Result<()> {
+    async fn checkpoints(&mut self, reachable: &ReachableObjects) -> Result<()> {
         let mut listed = self.mirror.list(self.mirror.tenant_key(ObjectKind::Checkpoints.name()));
         let mut gone = Vec::new();
         while let Some(meta) = listed.try_next().await? {
@@ -267,7 +267,7 @@ impl Collector<'_> {
     }
 
     /// Deletes the recipes of blobs that are gone.
-    async fn recipes(&mut self, reachable: &Reachable, spared: &HashSet<Digest>) -> Result<()> {
+    async fn recipes(&mut self, reachable: &ReachableObjects, spared: &HashSet<Digest>) -> Result<()> {
         let mirror = self.mirror;
         let listed = mirror.list(mirror.tenant_key(ObjectKind::Recipes.name()));
         let looked = listed.map_ok(|meta| async move {

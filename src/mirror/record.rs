@@ -6,7 +6,7 @@ use bytes::Bytes;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::blob::Stored;
+use crate::blob::MirrorLocation;
 use crate::block::{self, Check};
 use crate::digest::Digest;
 
@@ -36,7 +36,7 @@ pub struct MirrorRecord {
     /// The checks of its blocks.
     pub checks: Arc<[Check]>,
     /// Its place and form in the mirror.
-    pub stored: Stored,
+    pub stored: MirrorLocation,
 }
 
 impl MirrorRecord {
@@ -75,7 +75,7 @@ impl MirrorRecord {
             _ => return None,
         };
         let place = take(usize::try_from(head.place_len.get()).ok()?)?;
-        let stored = Stored { place, ends };
+        let stored = MirrorLocation { place, ends };
         let proved = Check::combine(size, &checks).ok()? == *digest;
         let whole = rest.is_empty() && stored.len(size).is_some() && str::from_utf8(&stored.place).is_ok();
         (proved && whole).then_some(Self { digest: *digest, size, checks, stored })
@@ -114,7 +114,7 @@ mod tests {
         let checks: Arc<[Check]> = Arc::new([Check([1; 32]), Check([2; 32])]);
         let digest = Check::combine(size, &checks).expect("two");
         let ends = ends.map(|ends| ends.iter().flat_map(|e| e.to_le_bytes()).collect());
-        MirrorRecord { digest, size, checks, stored: Stored { place: "uploads/x".into(), ends } }
+        MirrorRecord { digest, size, checks, stored: MirrorLocation { place: "uploads/x".into(), ends } }
     }
 
     #[test]

@@ -20,7 +20,7 @@ const COMPLETE_QUIET_PERIOD: Duration = Duration::from_secs(60);
 
 /// The units of a directory, and since when each is as it is.
 #[derive(Debug, Default)]
-pub struct Settling {
+pub struct SettleTracker {
     units: BTreeMap<String, UnitState>,
     /// How many looks there were so far.
     looks: u64,
@@ -75,7 +75,7 @@ impl UnitState {
     }
 }
 
-impl Settling {
+impl SettleTracker {
     /// Records what a walk found of each unit at the time `now`, counted from any moment, and which units trackers name,
     /// with when each tracker was written.
     pub fn observe(&mut self, found: &Seals, tracked: &[(String, FileTime)], now: Duration) {
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn unit_is_settled_after_ten_quiet_seconds_and_two_with_a_hint() {
-        let mut settling = Settling::default();
+        let mut settling = SettleTracker::default();
         let plain = scan(&[("a/model", 1)]);
         settling.observe(&plain, &[], at(0));
         assert!(
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn unit_is_complete_by_the_next_one_a_good_end_or_a_minute_of_quiet() {
-        let mut settling = Settling::default();
+        let mut settling = SettleTracker::default();
         settling.observe(&scan(&[("a/model", 1)]), &[], at(0));
         let a = settling.units()["a"].clone();
         assert!(!a.is_complete(at(59), false, false) && a.is_complete(at(60), false, false));
@@ -197,8 +197,9 @@ mod tests {
 
     #[test]
     fn unit_that_changes_is_complete_only_by_a_hint_after_that() {
-        let mut settling = Settling::default();
-        let is_complete = |settling: &Settling, now| settling.units()["a"].is_complete(at(now), false, false);
+        let mut settling = SettleTracker::default();
+        let is_complete =
+            |settling: &SettleTracker, now| settling.units()["a"].is_complete(at(now), false, false);
         settling.observe(&scan(&[("a/model", 1)]), &[], at(0));
         settling.observe(&scan(&[("a/model", 1), ("b/model", 1)]), &[], at(1));
         assert!(is_complete(&settling, 1), "the next one has begun");
@@ -210,10 +211,10 @@ mod tests {
             let mut marked = scan(&[("a/model", 3), ("a/.metadata", 1)]);
             let seal = marked.get_mut("a").expect("the unit");
             seal.files.get_mut(&seal.path_of(b".metadata")).expect("the marker").mtime = marker;
-            let mut settling = Settling::default();
+            let mut settling = SettleTracker::default();
             settling.observe(&marked, &[], at(0));
             assert_eq!(is_complete(&settling, 0), written, "a marker of {marker:?} with a file of (1, 0)");
-            let mut settling = Settling::default();
+            let mut settling = SettleTracker::default();
             settling.observe(&scan(&[("a/model", 3)]), &[("a".to_owned(), marker)], at(0));
             assert_eq!(is_complete(&settling, 0), written, "a tracker of {marker:?} with a file of (1, 0)");
         }
@@ -221,7 +222,7 @@ mod tests {
 
     #[test]
     fn unit_without_leases_settles_after_a_minute() {
-        let mut settling = Settling::default();
+        let mut settling = SettleTracker::default();
         settling.observe(&scan(&[("a/model", 1)]), &[], at(0));
         settling.disturb("a", at(10), true);
         assert!(

@@ -65,7 +65,7 @@ pub enum Variable {
 
 /// The parts of a job's specification that bdnfs can't fulfil.
 #[derive(Clone, Debug, Default)]
-pub struct Unsupported {
+pub struct UnsupportedKeys {
     /// The keys without effect, each a line.
     pub ignored: Vec<String>,
     /// The keys that are refused.
@@ -187,8 +187,8 @@ pub fn job_commands(document: &Value) -> JobCommands {
 }
 
 /// The parts of a document that a job can't fulfil. [`read`](super::read) tells whether the document is valid.
-pub fn unsupported(document: &Value) -> Unsupported {
-    let mut all = Unsupported::default();
+pub fn unsupported(document: &Value) -> UnsupportedKeys {
+    let mut all = UnsupportedKeys::default();
     let Some(job) = Specification::find(document, &mut Diagnostics::default()) else { return all };
     let mut ignored = Vec::new();
     for (fields, keys) in &job.around {

@@ -31,7 +31,7 @@ use crate::{mirror, text};
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A job whose commands run.
-pub struct Deployed {
+pub struct RunningCommands {
     /// The supervisor of the job.
     pub supervisor: SupervisorInfo,
     /// An attached job ends when this is dropped.
@@ -39,7 +39,7 @@ pub struct Deployed {
 }
 
 /// Mirrors, mounts, admits, stages and launches a job.
-pub async fn deploy(run: &JobRun) -> ApiResult<Deployed> {
+pub async fn deploy(run: &JobRun) -> ApiResult<RunningCommands> {
     let job = &run.job;
     let mountpoints: Vec<_> = (0..job.request().weights.len()).map(|number| job.mountpoint(number)).collect();
     let ((mut report, _caches), idle) = if job.request().attached {
@@ -65,7 +65,7 @@ pub async fn deploy(run: &JobRun) -> ApiResult<Deployed> {
     }
     report.seconds.launch = begin.elapsed().as_secs_f64();
     job.set_report(report);
-    Ok(Deployed { supervisor, _attached: attached })
+    Ok(RunningCommands { supervisor, _attached: attached })
 }
 
 /// Mirrors, mounts, admits and stages a job.

@@ -7,7 +7,7 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::task::blocking;
 
 use super::cache_turns;
-use super::deployment::{self, Deployed};
+use super::deployment::{self, RunningCommands};
 use super::job::{Job, StopRequest, now, stopped};
 use super::job_audit::JobAudit;
 use super::job_room;
@@ -90,7 +90,7 @@ impl JobRun {
                 return Err(orphaned());
             }
         }
-        let Deployed { supervisor, _attached } = tokio::select! {
+        let RunningCommands { supervisor, _attached } = tokio::select! {
             biased;
             () = job.stop_requested(StopRequest::Graceful) => Err(stopped()),
             deployed = deployment::deploy(self) => deployed,

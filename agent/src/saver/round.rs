@@ -10,7 +10,7 @@ use bdnfs::digest::Digest;
 use bdnfs::error::{Kind, Result};
 use bdnfs::mirroring::MirrorProgress;
 use bdnfs::task::{blocking, lost};
-use bdnfs::volume::{FileTime, Scan, Seal, Seals, Settling, SkippedEntries, UnitState, VolumeDirectory};
+use bdnfs::volume::{FileTime, Scan, Seal, Seals, SettleTracker, SkippedEntries, UnitState, VolumeDirectory};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -42,7 +42,7 @@ pub async fn save(order: SaveOrder) -> Result<()> {
         context,
         record,
         written: None,
-        settling: Settling::default(),
+        settling: SettleTracker::default(),
         begin: Instant::now(),
         ended: None,
         end_request: None,
@@ -63,7 +63,7 @@ pub struct Saver {
     pub(super) record: SaverRecord,
     /// The content of the file, and since when it has that.
     pub(super) written: Option<(SaverRecord, Instant)>,
-    pub(super) settling: Settling,
+    pub(super) settling: SettleTracker,
     begin: Instant,
     /// When the job was found to have ended, and how.
     pub(super) ended: Option<(Instant, JobEnd)>,
