@@ -94,7 +94,7 @@ impl fmt::Display for Blob {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MirrorLocation {
     /// The key of its object below its tenant's, UTF-8; empty for the one that follows from its digest.
-    pub place: Bytes,
+    pub object_key: Bytes,
     /// The end of each block's zstd frame in the object, as little-endian `u64`; `None` for content as it is.
     pub ends: Option<Bytes>,
 }

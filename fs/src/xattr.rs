@@ -59,7 +59,7 @@ impl Filesystem {
         Ok(match (self.entry(index)?.node, name) {
             // Linux has no user attributes on symbolic links.
             (Node::Symlink(_), _) => None,
-            (_, XATTR_SOURCE) => Some(self.manifest().place_of(index).map_err(failed)?),
+            (_, XATTR_SOURCE) => Some(self.manifest().origin_path(index).map_err(failed)?),
             (_, XATTR_DIGEST) if index == ROOT => Some(self.snapshot.id().to_string().into()),
             (_, XATTR_CONTROL) if index == ROOT => {
                 self.control.as_ref().map(|path| path.as_os_str().as_bytes().into())

@@ -68,7 +68,7 @@ impl BlobEntry<'_> {
 
     /// Its texts, in the order of the format.
     fn strings(&self) -> [&[u8]; 3] {
-        [&self.version, &self.stored.place, self.stored.ends.as_deref().unwrap_or_default()]
+        [&self.version, &self.stored.object_key, self.stored.ends.as_deref().unwrap_or_default()]
     }
 }
 

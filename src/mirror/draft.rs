@@ -240,7 +240,7 @@ impl Draft {
     }
 
     /// The path of its object, below the tenant's.
-    pub(super) fn place(&self) -> &str {
+    pub(super) fn object_key(&self) -> &str {
         &self.journal.place
     }
 
@@ -331,7 +331,7 @@ impl Draft {
     /// [`Kind::Corrupt`](crate::error::Kind::Corrupt) when blocks lack.
     pub fn record(&self) -> Result<MirrorRecord> {
         let stored = MirrorLocation {
-            place: self.place().to_owned().into(),
+            object_key: self.object_key().to_owned().into(),
             ends: self.ends.clone().map(Bytes::from),
         };
         let (digest, checks) = (Check::combine(self.size, &self.checks)?, Arc::from(&self.checks[..]));

@@ -151,7 +151,7 @@ impl Mirror {
             let blob = manifest.blob(index)?;
             let Key::Content(digest) = blob.key else { continue };
             reachable.blobs.insert(digest);
-            if !blob.stored.place.is_empty() {
+            if !blob.stored.object_key.is_empty() {
                 reachable.places.insert(self.blob_key(&digest, &blob.stored));
             }
         }

@@ -62,7 +62,7 @@ impl FrameEnds {
 
     pub(super) fn stored(self) -> MirrorLocation {
         let ends = (self.form == BlobEncoding::Frames).then(|| self.ends.into());
-        MirrorLocation { place: Bytes::new(), ends }
+        MirrorLocation { object_key: Bytes::new(), ends }
     }
 }
 

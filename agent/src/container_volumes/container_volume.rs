@@ -217,7 +217,7 @@ impl ContainerVolume {
     }
 
     /// The path at which the container has it, as far as is known.
-    pub fn place(&self) -> PathBuf {
+    pub fn container_path(&self) -> PathBuf {
         let own = || self.state.borrow().path.clone();
         self.target.as_ref().map_or_else(own, BindTarget::path)
     }
@@ -243,7 +243,7 @@ impl ContainerVolume {
             id: self.request.id.clone(),
             tenant: self.tenant.clone(),
             holder: self.request.holder.clone(),
-            path: is_published.then(|| self.place()),
+            path: is_published.then(|| self.container_path()),
             state,
             message,
             saving: report,

@@ -180,7 +180,7 @@ fn check_places(document: &Value, accepted: &mut Vec<AcceptedEntry>, findings: &
     if let Some(cache) = cache.filter(|cache| weights::is_cache_base(&cache.mount_base_path)) {
         let place = job.place.key("cache_config");
         match jobs::check_cache_places(&cache, &outside_caches) {
-            Ok(()) => cache.places().iter().for_each(|path| {
+            Ok(()) => cache.paths().iter().for_each(|path| {
                 check_place(&place, path, &mut places, findings);
             }),
             Err(error) => findings.reject(&place, error.to_string()),

@@ -96,7 +96,7 @@ impl Manifest {
     /// How the mirror keeps a blob.
     fn stored(&self, index: u32, size: u64, record: &BlobRecord) -> Result<MirrorLocation> {
         let (start, len) = (record.place.get(), u64::from(record.place_len.get()));
-        let place = self.bytes.slice(self.range(start, len)?);
+        let object_key = self.bytes.slice(self.range(start, len)?);
         let ends = match record.encoding {
             binary::PLAIN_ENCODING => None,
             binary::FRAMES => {
@@ -105,7 +105,7 @@ impl Manifest {
             }
             _ => return Err(corrupt(format!("blob {index} is stored in an unknown form"))),
         };
-        Ok(MirrorLocation { place, ends })
+        Ok(MirrorLocation { object_key, ends })
     }
 
     /// The path that its origin knows a blob by; empty where there is none.

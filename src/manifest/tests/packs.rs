@@ -18,7 +18,7 @@ impl TestPack {
     }
 
     fn stored() -> MirrorLocation {
-        MirrorLocation { place: "uploads/x".into(), ends: Some(vec![7; 16].into()) }
+        MirrorLocation { object_key: "uploads/x".into(), ends: Some(vec![7; 16].into()) }
     }
 }
 
