@@ -240,7 +240,7 @@ impl Stage {
             joined = flight.extent().range();
             waits.spawn(async move {
                 let bytes = flight.extent().bytes(size);
-                let stored = flight.stored().await;
+                let stored = flight.await_stored().await;
                 drop(slot);
                 stored.map(|()| bytes.end - bytes.start)
             });

@@ -127,7 +127,7 @@ impl ContainerVolumes {
                 volume
             }
         };
-        volume.published().await?;
+        volume.await_publication().await?;
         // The target may have been unmounted from outside.
         let again = Arc::clone(&volume);
         let bind = move || match &again.target {
@@ -268,7 +268,7 @@ impl ContainerVolumes {
     pub async fn unpublish(self: &Arc<Self>, key: &str) -> ApiResult<()> {
         self.lifecycle.ready().await;
         let Some(volume) = self.table.lock().get(key).cloned() else { return Ok(()) };
-        if volume.published().await.is_err() {
+        if volume.await_publication().await.is_err() {
             return Ok(());
         }
         let (volumes, own) = (Arc::clone(self), Arc::clone(&volume));
@@ -312,7 +312,7 @@ impl ContainerVolumes {
 
     /// Waits until a volume is ended and no container has it bound, and tells its saver. Runtimes may forget containers that run.
     async fn await_unused(&self, volume: &Arc<ContainerVolume>) {
-        volume.ended().await;
+        volume.await_end().await;
         loop {
             let own = Arc::clone(volume);
             let end = blocking(move || {

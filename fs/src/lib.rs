@@ -265,7 +265,7 @@ impl Mount {
     }
 
     /// Waits until the mount has ended, however that came about.
-    pub async fn ended(&self) {
+    pub async fn await_end(&self) {
         // An error means that all threads have ended.
         let _ = self.threads.clone().wait_for(|running| *running == 0).await;
     }

@@ -90,7 +90,7 @@ impl Client {
     }
 
     /// Waits until a mount is no longer mounted.
-    pub async fn ended(&self, id: u64) -> Result<(), ClientError> {
+    pub async fn await_end(&self, id: u64) -> Result<(), ClientError> {
         self.ask(Method::GET, &format!("/v1/mounts/{id}/ended")).await
     }
 

@@ -157,7 +157,7 @@ impl ContainerVolume {
     ///
     /// # Errors
     /// Why it can't be; and [`Kind::Busy`] for one that was ended.
-    pub async fn published(&self) -> ApiResult<()> {
+    pub async fn await_publication(&self) -> ApiResult<()> {
         let mut states = self.state.subscribe();
         let known = states.wait_for(|state| !matches!(state.step, VolumeStep::Preparing)).await;
         // The sender lives as long as `self`, so there is one.
@@ -192,7 +192,7 @@ impl ContainerVolume {
     }
 
     /// Waits until it is ended.
-    pub async fn ended(&self) {
+    pub async fn await_end(&self) {
         let _ = self.state.subscribe().wait_for(|state| state.ended.is_some()).await;
     }
 

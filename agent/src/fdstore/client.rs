@@ -180,7 +180,7 @@ impl FdStore {
     }
 
     /// Waits until there was an fd store and it has ended: then nothing is stored.
-    pub async fn lost(&self) {
+    pub async fn await_loss(&self) {
         let mut links = self.link.subscribe();
         // The sender lives as long as `self`.
         let link = links.wait_for(Option::is_some).await.ok().and_then(|link| link.clone());

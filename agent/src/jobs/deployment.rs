@@ -47,7 +47,7 @@ pub async fn deploy(run: &JobRun) -> ApiResult<RunningCommands> {
         let mut idle = IdleSupervisor::start(job.directory(), &mountpoints).await?;
         let report = tokio::select! {
             report = prepare(run) => report?,
-            error = idle.ended() => return Err(error.into()),
+            error = idle.await_end() => return Err(error.into()),
         };
         (report, idle)
     } else {

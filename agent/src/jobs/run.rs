@@ -74,7 +74,7 @@ impl JobRun {
         if !self.queue.lifecycle.is_persistent() {
             std::future::pending::<()>().await;
         }
-        self.queue.lifecycle.closed().await;
+        self.queue.lifecycle.await_closing().await;
     }
 
     async fn execute(&self) -> ApiResult<JobExit> {
@@ -172,7 +172,7 @@ impl JobRun {
             tokio::pin!(growing);
             loop {
                 tokio::select! {
-                    () = process.ended() => break,
+                    () = process.await_end() => break,
                     failure = &mut growing, if overrun.is_none() => {
                         job.note("a volume is larger than it may be: its processes are killed");
                         overrun = Some(failure);

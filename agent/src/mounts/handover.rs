@@ -59,7 +59,7 @@ impl Handover {
         let beating = Arc::clone(&store);
         tokio::spawn(async move { beating.send_heartbeats().await });
         loop {
-            store.lost().await;
+            store.await_loss().await;
             tracing::warn!("the fd store of this agent has ended");
             let (mounts, handover) = (mounts(), self.clone());
             let put = move || {

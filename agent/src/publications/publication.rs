@@ -245,13 +245,13 @@ impl Publication {
     }
 
     /// Waits until its snapshot is known, or it is not pending any more.
-    pub async fn resolved(&self) {
+    pub async fn await_resolution(&self) {
         let is_over = |state: &State| state.base.is_some() || !matches!(state.step, Step::Staging);
         let _ = self.state.subscribe().wait_for(is_over).await;
     }
 
     /// Waits until it is not in the table any more.
-    pub async fn gone(&self) {
+    pub async fn await_removal(&self) {
         let _ = self.state.subscribe().wait_for(|state| matches!(state.step, Step::Gone)).await;
     }
 
@@ -276,12 +276,12 @@ impl Publication {
     }
 
     /// Waits until it is asked to end for good.
-    pub async fn cancelled(&self) {
+    pub async fn await_cancellation(&self) {
         let _ = self.end.subscribe().wait_for(|end| *end == Some(EndRequest::Cancelled)).await;
     }
 
     /// Waits until it is asked to end, for now or for good.
-    pub async fn cancelled_or_suspended(&self) {
+    pub async fn await_cancellation_or_suspension(&self) {
         let _ = self.end.subscribe().wait_for(Option::is_some).await;
     }
 
@@ -292,7 +292,7 @@ impl Publication {
     }
 
     /// Waits until no request has come for [`ABANDON_TIMEOUT`].
-    pub async fn abandoned(&self) {
+    pub async fn await_abandonment(&self) {
         loop {
             let last = {
                 let interest = self.interest.lock();
@@ -307,12 +307,13 @@ impl Publication {
 
     /// The outcome of `work`, unless the publication is asked to end or is abandoned.
     pub async fn unless_cancelled<T>(&self, work: impl Future<Output = ApiResult<T>>) -> ApiResult<T> {
-        let abandoned =
-            async { if self.request.keep { std::future::pending().await } else { self.abandoned().await } };
+        let abandoned = async {
+            if self.request.keep { std::future::pending().await } else { self.await_abandonment().await }
+        };
         let interrupted = |text: &str| Err(Failure::new(Kind::Interrupted, text));
         tokio::select! {
             biased;
-            () = self.cancelled_or_suspended() => interrupted("it was cancelled"),
+            () = self.await_cancellation_or_suspension() => interrupted("it was cancelled"),
             () = abandoned => interrupted("nobody has asked for it for five minutes"),
             done = work => done,
         }

@@ -144,7 +144,7 @@ impl SimNode {
                 while let Some(index) = absent(&held).filter(|_| self.is_alive()) {
                     held.ladder.await_stable_membership(&held.blob).await;
                     if let Some(flight) = held.join_or_start(self, None, index) {
-                        flight.stored().await.ok();
+                        flight.await_stored().await.ok();
                     }
                 }
             }
