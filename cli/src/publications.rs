@@ -37,12 +37,12 @@ impl PublisherArgs {
         Ok(Client::new(socket.context("no control socket of an agent found; name it with --socket")?))
     }
 
-    /// The request for all of `source` on behalf of `holder`.
+    /// The request for all of `source` on behalf of `consumer`.
     pub fn request(
         &self,
         source: &Source,
         auth: Option<AuthMethod>,
-        holder: String,
+        consumer: String,
     ) -> Result<PublicationRequest> {
         // The agent has the secrets. This node's identity is for those who are trusted.
         let has_secret = auth.as_ref().is_some_and(|auth| auth.secret().is_some());
@@ -61,7 +61,7 @@ impl PublisherArgs {
             uid: None,
             gid: None,
             target: None,
-            holder: Some(holder),
+            consumer: Some(consumer),
             staging: Staging::Wait,
             layout: None,
             trusted: self.trusted,

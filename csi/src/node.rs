@@ -124,13 +124,13 @@ impl NodeService {
         let written = self.agent.volumes().await.map_err(failed)?.volumes.into_iter();
         let written = written.filter(|volume| volume.state == VolumeState::Published);
         let mut all =
-            sources.map(|one| (one.key, one.holder)).chain(written.map(|one| (one.key, one.holder)));
+            sources.map(|one| (one.key, one.consumer)).chain(written.map(|one| (one.key, one.consumer)));
         let volume = volume_key(id);
         match all.find(|(other, _)| other.starts_with(&volume) && other != key) {
-            Some((_, holder)) => {
-                let holder = holder.as_deref().unwrap_or("another pod");
+            Some((_, consumer)) => {
+                let consumer = consumer.as_deref().unwrap_or("another pod");
                 Err(Status::failed_precondition(format!(
-                    "volume {id} is for one pod at a time and used by {holder}"
+                    "volume {id} is for one pod at a time and used by {consumer}"
                 )))
             }
             None => Ok(()),

@@ -73,7 +73,7 @@ impl VolumeContext {
         // The data is the namespace's, unless an administrator says otherwise.
         let namespace = self.pod.get("pod.namespace");
         let tenant = namespace.map(|name| policy.tenants.get(name).unwrap_or(name)).cloned();
-        let holder = self.pod().map(|pod| format!("pod {}/{}", pod.namespace, pod.name));
+        let consumer = self.pod().map(|pod| format!("pod {}/{}", pod.namespace, pod.name));
         if let Some(request) = self.own.volume(tenant.as_deref()).map_err(invalid)? {
             if !secrets.is_empty() {
                 let text = format!("{}: takes no secret; leave out nodePublishSecretRef", request.kind);
@@ -81,12 +81,12 @@ impl VolumeContext {
             }
             let id = self.pod.get("pod.uid").and_then(|uid| job_id(uid));
             let id = id.filter(|_| request.kind == VolumeKind::Checkpoints);
-            return Ok(VolumeWish::Written(VolumeRequest { id, holder, trusted, ..request }));
+            return Ok(VolumeWish::Written(VolumeRequest { id, consumer, trusted, ..request }));
         }
         let auth = self.secret_key(&secrets).map_err(invalid)?;
         let secrets = secrets.into_iter().map(|(key, value)| (key, Secret::new(value))).collect();
         let request = self.own.request(auth, secrets, tenant).map_err(invalid)?;
-        Ok(VolumeWish::Source(Box::new(PublicationRequest { holder, trusted, ..request })))
+        Ok(VolumeWish::Source(Box::new(PublicationRequest { consumer, trusted, ..request })))
     }
 
     /// Whether an administrator wrote them: the kubelet says that the volume is not inline. Where it says nothing, its author
@@ -178,7 +178,7 @@ mod tests {
         let made = written(("checkpoints", "llama"));
         assert_eq!((made.kind, made.project.as_str()), (VolumeKind::Checkpoints, "llama"));
         assert_eq!((made.id.as_deref(), made.tenant.as_deref()), (Some("3f1c9a2b"), Some("team")));
-        assert_eq!((made.holder.as_deref(), made.trusted), (Some("pod team/trainer-0"), false));
+        assert_eq!((made.consumer.as_deref(), made.trusted), (Some("pod team/trainer-0"), false));
         let made = written(("projectCache", "llama"));
         assert_eq!((made.kind, made.id), (VolumeKind::ProjectCache, None));
         let error = wish(&[INLINE, ("checkpoints", "llama"), SOURCE], &[]).expect_err("both");
@@ -204,7 +204,7 @@ mod tests {
         let made = request(&[&pod[..], &own, &[INLINE, SOURCE]].concat(), &[]).expect("valid");
         assert!(!made.trusted && made.staging == Staging::Lazy);
         assert_eq!(
-            (made.tenant.as_deref(), made.holder.as_deref()),
+            (made.tenant.as_deref(), made.consumer.as_deref()),
             (Some("team"), Some("pod team/llama-0"))
         );
         assert_eq!(made.allow, Some(vec!["*.json".to_owned()]));

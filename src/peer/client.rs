@@ -234,7 +234,7 @@ impl Peers {
                     m.protocol == PROTOCOL && m.holds.contains(&held) && self.is_available(m)
                 };
                 let holders: Vec<_> = live.iter().filter(fit).collect();
-                rendezvous::choose_holder(group, &self.me, &holders).cloned()
+                rendezvous::choose_source_peer(group, &self.me, &holders).cloned()
             }
         };
         chosen.filter(|peer| peer.id != self.me.id)

@@ -74,7 +74,7 @@ impl Attributes {
             id: None,
             tenant,
             target: None,
-            holder: None,
+            consumer: None,
             trusted: false,
         }))
     }
@@ -126,7 +126,7 @@ impl Attributes {
             uid,
             gid,
             target: None,
-            holder: None,
+            consumer: None,
             staging,
             layout,
             trusted: false,

@@ -62,8 +62,8 @@ pub struct VolumeRequest {
     #[serde(default)]
     pub target: Option<PathBuf>,
     /// The container, pod or task that it is for, as shown to users: `pod default/trainer-0`.
-    #[serde(default)]
-    pub holder: Option<String>,
+    #[serde(rename = "holder", default)]
+    pub consumer: Option<String>,
     /// Whether an administrator wrote the request. Other authors get the kinds that `inline_volumes` names.
     #[serde(default)]
     pub trusted: bool,
@@ -106,8 +106,8 @@ pub struct VolumeStatus {
     /// The tenant that the project belongs to.
     pub tenant: String,
     /// The container, pod or task that it is for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub holder: Option<String>,
+    #[serde(rename = "holder", default, skip_serializing_if = "Option::is_none")]
+    pub consumer: Option<String>,
     /// The path of a published one: the target, else the directory itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,

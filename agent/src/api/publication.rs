@@ -53,8 +53,8 @@ pub struct PublicationRequest {
     #[serde(default)]
     pub target: Option<PathBuf>,
     /// The container, pod or task that it is for, as shown to users: `pod default/llama-0`.
-    #[serde(default)]
-    pub holder: Option<String>,
+    #[serde(rename = "holder", default)]
+    pub consumer: Option<String>,
     /// Whether it is published before all of it is local.
     #[serde(default)]
     pub staging: Staging,
@@ -105,8 +105,8 @@ pub struct PublicationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
     /// The container, pod or task that it is for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub holder: Option<String>,
+    #[serde(rename = "holder", default, skip_serializing_if = "Option::is_none")]
+    pub consumer: Option<String>,
     /// The path of a published one: the target, else the base.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,

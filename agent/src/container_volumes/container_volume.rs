@@ -121,7 +121,7 @@ impl ContainerVolume {
 
     /// Whether `other` asks for the same.
     pub fn is_same(&self, other: &VolumeRequest) -> bool {
-        let bare = |request: &VolumeRequest| VolumeRequest { holder: None, ..request.clone() };
+        let bare = |request: &VolumeRequest| VolumeRequest { consumer: None, ..request.clone() };
         bare(&self.request) == bare(other)
     }
 
@@ -242,7 +242,7 @@ impl ContainerVolume {
             project: self.request.project.clone(),
             id: self.request.id.clone(),
             tenant: self.tenant.clone(),
-            holder: self.request.holder.clone(),
+            consumer: self.request.consumer.clone(),
             path: is_published.then(|| self.container_path()),
             state,
             message,

@@ -100,14 +100,14 @@ impl Publication {
     ) -> bdnfs::error::Result<Self> {
         let (identity, _) = identity(&request)?;
         let bare =
-            PublicationRequest { holder: request.holder.clone(), keep: request.keep, ..identity.clone() };
+            PublicationRequest { consumer: request.consumer.clone(), keep: request.keep, ..identity.clone() };
         Ok(Self::with_identity(key, bare, Some(request), identity, target))
     }
 
     /// A publication of an earlier run.
     pub fn restore(key: String, record: PublicationRecord, target: Option<BindTarget>) -> Self {
         let PublicationRecord { request, pending, .. } = record;
-        let identity = PublicationRequest { holder: None, keep: false, ..request.clone() };
+        let identity = PublicationRequest { consumer: None, keep: false, ..request.clone() };
         let complete = pending.is_some_and(|pending| !pending.lacks_secrets).then(|| request.clone());
         Self::with_identity(key, request, complete, identity, target)
     }
@@ -352,7 +352,7 @@ impl Publication {
             state: step,
             source: self.source.clone(),
             tenant: self.request.tenant.clone(),
-            holder: self.request.holder.clone(),
+            consumer: self.request.consumer.clone(),
             path: is_published.then(path).flatten(),
             target: self.request.target.clone(),
             snapshot: base.as_ref().map(|base| base.snapshot().to_string()),

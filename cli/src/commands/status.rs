@@ -226,16 +226,16 @@ fn publication_row(one: &PublicationStatus) -> Vec<String> {
         (state, _) => state.to_string(),
     };
     let path = one.path.as_ref().map_or("-".to_owned(), |path| path.display().to_string());
-    let holder = one.holder.clone().unwrap_or_else(|| "-".to_owned());
-    vec![one.key.clone(), holder, one.source.clone(), path, state]
+    let consumer = one.consumer.clone().unwrap_or_else(|| "-".to_owned());
+    vec![one.key.clone(), consumer, one.source.clone(), path, state]
 }
 
 fn volume_row(one: &VolumeStatus) -> Vec<String> {
     let path = one.path.as_ref().map_or("-".to_owned(), |path| path.display().to_string());
-    let holder = one.holder.clone().unwrap_or_else(|| "-".to_owned());
+    let consumer = one.consumer.clone().unwrap_or_else(|| "-".to_owned());
     let of_job = one.id.as_ref().map_or_else(String::new, |id| format!("@{id}"));
     let (kind, project, state) = (one.kind, &one.project, format!("{}: {}", one.state, one.message));
-    vec![kind.to_string(), holder, format!("{project}{of_job}"), path, state]
+    vec![kind.to_string(), consumer, format!("{project}{of_job}"), path, state]
 }
 
 fn format_usage(agent: &AgentInfo) -> String {

@@ -161,7 +161,7 @@ impl SourceSection {
             uid: self.uid,
             gid: self.gid,
             target: None,
-            holder: Some(format!("sources.{name}")),
+            consumer: Some(format!("sources.{name}")),
             staging: self.staging,
             layout: self.layout,
             trusted: true,
