@@ -225,10 +225,10 @@ impl MirrorRun<'_> {
         };
         let found = match self.source.succession {
             Succession::LatestListing | Succession::OneWriter => {
-                self.mirror.publish(&ours, Some(self.lease)).await?
+                self.mirror.commit_ref(&ours, Some(self.lease)).await?
             }
             Succession::After(generation) => {
-                self.mirror.publish_after(generation, &ours, self.lease).await?;
+                self.mirror.commit_ref_after(generation, &ours, self.lease).await?;
                 ours.clone()
             }
         };

@@ -310,10 +310,10 @@ mod tests {
         let now = first.renew_now().await.expect("held");
         let_lapse(&first, directory.path());
         let second = mirror.lease(Purpose::Add).await.expect("the first has lapsed");
-        let theirs = mirror.publish(&listed(now, "s3://b"), Some(&second)).await.expect("published");
+        let theirs = mirror.commit_ref(&listed(now, "s3://b"), Some(&second)).await.expect("published");
         let later = now + TimeDelta::seconds(1);
         for source in ["s3://b", "s3://new"] {
-            let error = mirror.publish(&listed(later, source), Some(&first)).await.expect_err("lapsed");
+            let error = mirror.commit_ref(&listed(later, source), Some(&first)).await.expect_err("lapsed");
             assert!(error.kind() == Kind::Unavailable && error.to_string().contains("try again"), "{error}");
         }
         assert_eq!(mirror.refs().await.expect("listed").len(), 1);
