@@ -36,7 +36,7 @@ use crate::context::Context;
 use cache_home::{CacheHome, CacheScope};
 pub use home_eviction::EvictedHome;
 pub use usage::occupied;
-pub use volume_space::{ROOM_INTERVAL, VolumeSpace};
+pub use volume_space::{SPACE_CHECK_INTERVAL, VolumeSpace};
 
 /// The path of a job's scratch directory, as on the platform.
 pub const SCRATCH_PLACE: &str = "/mnt/bt-scratch";

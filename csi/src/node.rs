@@ -24,7 +24,7 @@ use crate::proto::csi::node_server::Node;
 use crate::proto::csi::node_service_capability::{self, rpc};
 use crate::proto::csi::volume_capability::{AccessType, access_mode::Mode};
 use crate::status_code;
-use crate::volume_context::{VolumeContext, VolumeWish};
+use crate::volume_context::{VolumeContext, VolumeOptions};
 use crate::written_volume;
 
 /// How long a call is held that has no deadline: less than the 120 s that a kubelet gives.
@@ -210,8 +210,10 @@ impl Node for NodeService {
         let context = VolumeContext::new(volume_context);
         let pod = context.pod();
         let request = match context.request(&id, secrets, &self.policy) {
-            Ok(VolumeWish::Source(request)) => PublicationRequest { target: Some(target.into()), ..*request },
-            Ok(VolumeWish::Written(request)) => {
+            Ok(VolumeOptions::Source(request)) => {
+                PublicationRequest { target: Some(target.into()), ..*request }
+            }
+            Ok(VolumeOptions::Written(request)) => {
                 let request = VolumeRequest { target: Some(target.into()), ..request };
                 written_volume::check(&request, readonly, mode)?;
                 if mode == Mode::SingleNodeSingleWriter {

@@ -26,7 +26,7 @@ const INLINE_ID_DIGITS: usize = 64;
 
 /// The request that a volume makes of the agent.
 #[derive(Debug)]
-pub enum VolumeWish {
+pub enum VolumeOptions {
     /// A source, read-only.
     Source(Box<PublicationRequest>),
     /// A directory to write to.
@@ -62,7 +62,7 @@ impl VolumeContext {
         id: &str,
         secrets: HashMap<String, String>,
         policy: &TrustPolicy,
-    ) -> Result<VolumeWish, Status> {
+    ) -> Result<VolumeOptions, Status> {
         let trusted = self.is_trusted(id, policy);
         if let Some(key) = ADMIN_KEYS.into_iter().find(|key| !trusted && self.own.has(key)) {
             let text = format!(
@@ -81,12 +81,12 @@ impl VolumeContext {
             }
             let id = self.pod.get("pod.uid").and_then(|uid| job_id(uid));
             let id = id.filter(|_| request.kind == VolumeKind::Checkpoints);
-            return Ok(VolumeWish::Written(VolumeRequest { id, consumer, trusted, ..request }));
+            return Ok(VolumeOptions::Written(VolumeRequest { id, consumer, trusted, ..request }));
         }
         let auth = self.secret_key(&secrets).map_err(invalid)?;
         let secrets = secrets.into_iter().map(|(key, value)| (key, Secret::new(value))).collect();
         let request = self.own.request(auth, secrets, tenant).map_err(invalid)?;
-        Ok(VolumeWish::Source(Box::new(PublicationRequest { consumer, trusted, ..request })))
+        Ok(VolumeOptions::Source(Box::new(PublicationRequest { consumer, trusted, ..request })))
     }
 
     /// Whether an administrator wrote them: the kubelet says that the volume is not inline. Where it says nothing, its author
@@ -149,14 +149,14 @@ mod tests {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
     }
 
-    fn wish(pairs: &[(&str, &str)], secrets: &[(&str, &str)]) -> Result<VolumeWish, Status> {
+    fn wish(pairs: &[(&str, &str)], secrets: &[(&str, &str)]) -> Result<VolumeOptions, Status> {
         VolumeContext::new(map(pairs)).request("volume", map(secrets), &TrustPolicy::default())
     }
 
-    fn source(wish: VolumeWish) -> PublicationRequest {
+    fn source(wish: VolumeOptions) -> PublicationRequest {
         match wish {
-            VolumeWish::Source(request) => *request,
-            VolumeWish::Written(request) => panic!("{request:?}"),
+            VolumeOptions::Source(request) => *request,
+            VolumeOptions::Written(request) => panic!("{request:?}"),
         }
     }
 
@@ -172,7 +172,7 @@ mod tests {
             ("csi.storage.k8s.io/pod.uid", "3f1c9a2b-0d6e-4f0a-9c1b-2a3b4c5d6e7f"),
         ];
         let written = |own: (&str, &str)| match wish(&[&pod[..], &[INLINE, own]].concat(), &[]) {
-            Ok(VolumeWish::Written(request)) => request,
+            Ok(VolumeOptions::Written(request)) => request,
             other => panic!("{other:?}"),
         };
         let made = written(("checkpoints", "llama"));

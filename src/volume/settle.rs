@@ -22,8 +22,8 @@ const COMPLETE_QUIET_PERIOD: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub struct SettleTracker {
     units: BTreeMap<String, UnitState>,
-    /// How many looks there were so far.
-    looks: u64,
+    /// How many scans there were so far.
+    scans: u64,
 }
 
 /// A unit as the last look found it.
@@ -42,7 +42,7 @@ pub struct UnitState {
     /// The look that first found it.
     begun: u64,
     /// The look that first found it so.
-    changed_look: u64,
+    changed_scan: u64,
     /// Whether a file in it or a tracker says that it is complete, and nothing in it was written after that.
     marked: bool,
     /// Whether the next one has begun since it changed.
@@ -80,7 +80,7 @@ impl SettleTracker {
     /// with when each tracker was written.
     pub fn observe(&mut self, found: &Seals, tracked: &[(String, FileTime)], now: Duration) {
         self.units.retain(|name, _| found.contains_key(name));
-        self.looks += 1;
+        self.scans += 1;
         for (name, seal) in found {
             let fingerprint = seal.fingerprint();
             let state = self.units.entry(name.clone()).or_insert_with(|| UnitState {
@@ -89,15 +89,15 @@ impl SettleTracker {
                 bytes: 0,
                 written: (0, 0),
                 changed: now,
-                begun: self.looks,
-                changed_look: self.looks,
+                begun: self.scans,
+                changed_scan: self.scans,
                 marked: false,
                 followed: false,
                 without_leases: false,
             });
             if state.fingerprint != fingerprint {
                 (state.fingerprint, state.changed) = (fingerprint, now);
-                (state.changed_look, state.followed) = (self.looks, false);
+                (state.changed_scan, state.followed) = (self.scans, false);
             }
             (state.files, state.bytes, state.written) = (seal.files.len(), seal.bytes(), seal.written());
             let is_tracked = tracked.iter().any(|(unit, at)| unit == name && *at >= state.written);
@@ -105,7 +105,7 @@ impl SettleTracker {
         }
         let newest = self.units.iter().filter(|(name, _)| *name != LOOSE).map(|(_, unit)| unit.begun).max();
         for (_, state) in self.units.iter_mut().filter(|(name, _)| *name != LOOSE) {
-            state.followed |= newest.is_some_and(|newest| state.changed_look < newest);
+            state.followed |= newest.is_some_and(|newest| state.changed_scan < newest);
         }
     }
 

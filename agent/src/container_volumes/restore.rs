@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use super::ContainerVolumes;
 use super::container_volume::{ContainerVolume, VolumeRecord, WritableDirectory};
 use crate::publications::bind::BindTarget;
-use crate::volumes::ROOM_INTERVAL;
+use crate::volumes::SPACE_CHECK_INTERVAL;
 
 /// How often targets are compared with the mount table.
 const RECONCILE_INTERVAL: Duration = Duration::from_secs(5 * 60);
@@ -78,7 +78,7 @@ impl ContainerVolumes {
     /// Has the cache, and homes that are not in use, make way for what containers write, as for jobs. Never ends.
     pub async fn keep_room(self: Arc<Self>) {
         loop {
-            sleep(ROOM_INTERVAL).await;
+            sleep(SPACE_CHECK_INTERVAL).await;
             if self.all().is_empty() {
                 continue;
             }

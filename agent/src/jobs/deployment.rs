@@ -13,8 +13,8 @@ use bdnfs::task::{blocking, lost};
 use futures_util::future::try_join_all;
 use tokio::process::ChildStdin;
 
-use super::cache_turns;
-use super::job_room;
+use super::cache_updates;
+use super::job_space;
 use super::job_volume;
 use super::process::IdleSupervisor;
 use super::run::JobRun;
@@ -89,7 +89,7 @@ async fn prepare(run: &JobRun) -> ApiResult<(DeployReport, Vec<File>)> {
     seconds.mirror = timer.seconds();
     let text = if job.is_restored() { "goes on with mounting and staging" } else { "mounts and stages" };
     run.enter(JobState::Deploying, text.to_owned()).await?;
-    let caches = cache_turns::begin(run).await?;
+    let caches = cache_updates::begin(run).await?;
     let mounts = try_join_all(requests.iter().cloned().map(|request| mount(run, request))).await?;
     seconds.mount = timer.seconds();
     let numbers = (0..mounts.len()).filter(|number| !job.is_lazy(*number));
@@ -186,7 +186,7 @@ async fn admit(run: &JobRun, mounts: &[Arc<ManagedMount>]) -> ApiResult<()> {
         lease_all(snapshots).await?;
     } else {
         let name = format!("job {}", job.id());
-        job_room::make_room_to_read(run, &snapshots).await?;
+        job_space::make_space_to_read(run, &snapshots).await?;
         let note = |text| job.note(text);
         job.set_permit(queue.admission.admit_with(&name, &snapshots, claim, note).await?);
     }

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::task::blocking;
 
-use super::cache_turns;
+use super::cache_updates;
 use super::deployment::{self, RunningCommands};
 use super::job::{Job, StopRequest, now, stopped};
 use super::job_audit::JobAudit;
-use super::job_room;
 use super::job_saver::{self, JobSaver};
+use super::job_space;
 use super::process::SupervisorProcess;
 use super::queue::JobQueue;
 use super::supervisor::{self, SupervisorInfo};
@@ -103,8 +103,8 @@ impl JobRun {
         let saver = JobSaver::watch(self);
         let exit = tokio::select! {
             exit = self.supervise(supervisor) => exit,
-            never = cache_turns::save_regularly(self) => match never {},
-            never = job_room::keep_room(self) => match never {},
+            never = cache_updates::save_regularly(self) => match never {},
+            never = job_space::keep_space(self) => match never {},
         };
         if self.job.request().checkpoints.is_some() && !self.job.has_exited() {
             // What they wrote is saved even where the cache's disk takes no record.
@@ -113,7 +113,7 @@ impl JobRun {
             }
         }
         let saved = saver.finish().await;
-        cache_turns::save(self).await;
+        cache_updates::save(self).await;
         match exit {
             Ok(exit) if exit.is_success() => saved.map(|()| exit),
             failed => failed,

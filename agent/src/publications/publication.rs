@@ -38,7 +38,7 @@ pub struct Publication {
     pub target: Option<BindTarget>,
     state: watch::Sender<State>,
     end: watch::Sender<Option<EndRequest>>,
-    interest: Mutex<Interest>,
+    waiters: Mutex<WaiterCount>,
     /// Whether its target was bound to: the mount there is ours.
     bound: AtomicBool,
 }
@@ -70,9 +70,9 @@ enum Step {
     Gone,
 }
 
-/// The interest in a pending publication: its waiters, and the last request.
+/// The waiters for a pending publication, and when the last one left.
 #[derive(Debug)]
-struct Interest {
+struct WaiterCount {
     waiting: usize,
     last: Instant,
 }
@@ -82,9 +82,9 @@ pub struct PublicationWaiter<'a>(&'a Publication);
 
 impl Drop for PublicationWaiter<'_> {
     fn drop(&mut self) {
-        let mut interest = self.0.interest.lock();
-        interest.waiting -= 1;
-        interest.last = Instant::now();
+        let mut waiters = self.0.waiters.lock();
+        waiters.waiting -= 1;
+        waiters.last = Instant::now();
     }
 }
 
@@ -136,7 +136,7 @@ impl Publication {
             target,
             state: watch::Sender::new(State { message, ..State::default() }),
             end: watch::Sender::new(None),
-            interest: Mutex::new(Interest { waiting: 0, last: Instant::now() }),
+            waiters: Mutex::new(WaiterCount { waiting: 0, last: Instant::now() }),
             bound: AtomicBool::new(false),
         }
     }
@@ -287,7 +287,7 @@ impl Publication {
 
     /// Registers a request that waits for it.
     pub fn wait(&self) -> PublicationWaiter<'_> {
-        self.interest.lock().waiting += 1;
+        self.waiters.lock().waiting += 1;
         PublicationWaiter(self)
     }
 
@@ -295,8 +295,8 @@ impl Publication {
     pub async fn await_abandonment(&self) {
         loop {
             let last = {
-                let interest = self.interest.lock();
-                if interest.waiting > 0 { Instant::now() } else { interest.last }
+                let waiters = self.waiters.lock();
+                if waiters.waiting > 0 { Instant::now() } else { waiters.last }
             };
             if last.elapsed() >= ABANDON_TIMEOUT {
                 return;

@@ -26,7 +26,7 @@ use bdnfs::manifest::Manifest;
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::{Ref, source_key};
 use bdnfs::mirroring::{
-    MirrorConfig, MirrorOutcome, MirrorProgress, MirrorSource, Succession, mirror_source,
+    MirrorConfig, MirrorOutcome, MirrorProgress, MirrorSource, PreviousState, mirror_source,
 };
 use bdnfs::source::Patterns;
 use bdnfs::task::blocking;
@@ -247,7 +247,7 @@ impl CacheSync {
         let Some(changed) = self.with_home(move |home| home.changes(former.as_ref(), in_use)).await? else {
             return Ok(SavedCache { pulled, published: None, busy: Vec::new(), skipped: 0 });
         };
-        let follows = Succession::After(pulled.generation);
+        let follows = PreviousState::After(pulled.generation);
         let source = MirrorSource::local(self.home.source(), Arc::new(changed.origin), follows);
         let published = mirror_source(&self.mirror, &source, config, progress).await?;
         let (manifest, since) = (Some(published.latest_ref.manifest.to_string()), changed.since);

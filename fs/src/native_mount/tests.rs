@@ -12,7 +12,7 @@ use std::time::SystemTime;
 use bdnfs::cache::Limits;
 use bdnfs::engine::{Config, Engine};
 use bdnfs::mirror::Mirror;
-use bdnfs::mirroring::{MirrorConfig, MirrorProgress, MirrorSource, Succession, mirror_source};
+use bdnfs::mirroring::{MirrorConfig, MirrorProgress, MirrorSource, PreviousState, mirror_source};
 use bdnfs::origin;
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::{Access, Patterns};
@@ -85,7 +85,7 @@ impl NativeFixture {
             patterns: Patterns::default(),
             origin: origin.clone(),
             hash_first: false,
-            succession: Succession::default(),
+            previous: PreviousState::default(),
         };
         let opener: OriginOpener = Box::new(move || ready(Ok(origin.clone())).boxed());
         self.runtime.block_on(async {
