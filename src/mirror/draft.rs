@@ -120,7 +120,7 @@ impl Mirror {
         if drafts.is_empty() {
             return Ok(None);
         }
-        let live = self.live_adders(lease).await?;
+        let live = self.live_add_leases(lease).await?;
         let mut best: Option<(JournalEntry, DraftState)> = None;
         for found in drafts {
             let Some(state) = self.state(&found).await? else { continue };
@@ -152,7 +152,7 @@ impl Mirror {
     }
 
     /// The holders of live leases to add, but for that of `lease`.
-    async fn live_adders(&self, lease: &MirrorLease) -> Result<HashSet<String>> {
+    async fn live_add_leases(&self, lease: &MirrorLease) -> Result<HashSet<String>> {
         let now = lease.renew_now().await?;
         let living = self.leases().await?.into_iter().filter(|found| found.is_live(now));
         let adding = living.filter(|found| found.purpose == Purpose::Add && &found.key != lease.key());

@@ -162,7 +162,7 @@ impl Peers {
     }
 
     /// This node, as it announced itself when it started.
-    pub fn me(&self) -> &Member {
+    pub fn local_member(&self) -> &Member {
         &self.me
     }
 

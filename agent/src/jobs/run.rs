@@ -44,7 +44,7 @@ impl JobRun {
         let result = tokio::select! {
             biased;
             result = self.execute() => result,
-            () = self.left_to_next_agent() => return,
+            () = self.await_handover() => return,
         };
         self.unmount().await;
         self.retire_volume().await;
@@ -70,7 +70,7 @@ impl JobRun {
     }
 
     /// Waits until a persistent agent leaves its jobs to the next one; never ends for another.
-    async fn left_to_next_agent(&self) {
+    async fn await_handover(&self) {
         if !self.queue.lifecycle.is_persistent() {
             std::future::pending::<()>().await;
         }

@@ -39,7 +39,7 @@ impl Saver {
                 self.sealed.remove(unit.name());
                 self.settling.disturb(unit.name(), self.now(), unknown);
             }
-            Err(error) if is_lasting(&error) => self.refuse(unit, &error),
+            Err(error) if is_permanent(&error) => self.refuse(unit, &error),
             Err(error) => self.fail(unit.name(), &error),
         }
     }
@@ -236,6 +236,6 @@ impl Saver {
 }
 
 /// Whether what is wrong is the unit itself: it stays so until that changes.
-pub(super) fn is_lasting(error: &Error) -> bool {
+pub(super) fn is_permanent(error: &Error) -> bool {
     matches!(error.kind(), Kind::Invalid | Kind::Unsupported)
 }

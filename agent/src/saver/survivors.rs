@@ -8,7 +8,7 @@ use bdnfs::volume::{Scan, Seal};
 use tokio::time::{Instant, sleep_until};
 
 use super::JobEnd;
-use super::outcomes::is_lasting;
+use super::outcomes::is_permanent;
 use super::record::{SaverEnd, requested_end};
 use super::round::Saver;
 use super::save_context::{SettledUnit, UploadOutcome};
@@ -35,7 +35,7 @@ impl Saver {
             match &outcome {
                 Ok(UploadOutcome::Saved(..)) => {}
                 // The others first: what fails for good must not keep them waiting.
-                Err(error) if !is_lasting(error) => waiting.insert(0, unit.clone()),
+                Err(error) if !is_permanent(error) => waiting.insert(0, unit.clone()),
                 _ => self.record.report.given_up = true,
             }
             self.finish(&unit, outcome);

@@ -78,7 +78,7 @@ impl TrashPass {
                 let path = below.path();
                 match remove_one(&below) {
                     Err(e) if e.kind() == ErrorKind::DirectoryNotEmpty => {
-                        let moved = self.move_up(&path, trash);
+                        let moved = self.move_to_top(&path, trash);
                         self.note(path, moved);
                     }
                     removed => self.note(path, removed),
@@ -90,7 +90,7 @@ impl TrashPass {
     }
 
     /// Moves a directory into the directory `trash`.
-    fn move_up(&mut self, path: &Path, trash: &Path) -> io::Result<()> {
+    fn move_to_top(&mut self, path: &Path, trash: &Path) -> io::Result<()> {
         loop {
             self.moved += 1;
             match fs::rename(path, trash.join(format!(".{}", self.moved))) {
