@@ -45,7 +45,7 @@ pub const CHECKPOINT_PLACE: &str = "/mnt/ckpts";
 /// The variable with the directory of volumes where no configuration names one, for tests and single commands.
 const DIRECTORY_VARIABLE: &str = "BDNFS_VOLUMES_DIR";
 /// The most that a cache may occupy where no configuration says it, in bytes: what one has on the platform.
-const DEFAULT_CACHE_LIMIT: u64 = 1_000_000_000_000;
+const DEFAULT_CACHE_LIMIT_BYTES: u64 = 1_000_000_000_000;
 /// How often caches are saved while jobs run, by default: at most so much of a cache is lost with its node.
 const DEFAULT_SAVE_INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// How long a failed save is retried by default: a mirror is repaired within a day.
@@ -83,7 +83,7 @@ impl Default for VolumeConfig {
         Self {
             dir,
             scratch_limit: None,
-            cache_limit: DEFAULT_CACHE_LIMIT,
+            cache_limit: DEFAULT_CACHE_LIMIT_BYTES,
             project_limits: BTreeMap::new(),
             team_limits: BTreeMap::new(),
             save_interval: DEFAULT_SAVE_INTERVAL,

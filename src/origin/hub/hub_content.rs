@@ -23,7 +23,7 @@ use crate::tier::Body;
 const URL_ATTEMPTS: usize = 2;
 
 /// The largest file that is read whole for its git id, in bytes. The Hub has none over 10 MB in git.
-const GIT_FILE_LIMIT: u64 = 16 << 20;
+const MAX_GIT_FILE_BYTES: u64 = 16 << 20;
 
 /// Reads the part `range` of `blob`.
 pub(super) async fn get(hub: &HubOrigin, blob: &Blob, range: Range<u64>) -> Result<Option<Body>> {
@@ -51,7 +51,7 @@ pub(super) async fn get(hub: &HubOrigin, blob: &Blob, range: Range<u64>) -> Resu
 
 /// Whether the content is held against its git id. Larger files than the Hub has in git are not read whole.
 fn is_checked(version: &HubVersion, blob: &Blob) -> bool {
-    version.is_git_id() && blob.size <= GIT_FILE_LIMIT
+    version.is_git_id() && blob.size <= MAX_GIT_FILE_BYTES
 }
 
 /// Requests the range from wherever the content is. Returns also why it may be of another version, where the content tells.
