@@ -53,7 +53,7 @@ pub use sources::SourceConfig;
 /// The directory in the cache with the bases.
 const BASES_DIRECTORY: &str = "bases";
 /// How long a request is held at most: any runtime's deadline is shorter, and it may come again.
-const PUBLISH_WAIT_MAX: Duration = Duration::from_secs(60 * 60);
+const MAX_PUBLISH_WAIT: Duration = Duration::from_secs(60 * 60);
 
 /// The state that a request for a publication waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,7 +162,7 @@ impl Publications {
             () = publication.await_resolution(), if milestone == Milestone::Resolved => {}
             () = publication.await_outcome() => {}
             () = self.lifecycle.await_closing() => return Err(Failure::closing()),
-            () = tokio::time::sleep(wait.min(PUBLISH_WAIT_MAX)) => {}
+            () = tokio::time::sleep(wait.min(MAX_PUBLISH_WAIT)) => {}
         }
         drop(waiter);
         match publication.failure() {

@@ -49,7 +49,7 @@ const DEFAULT_CACHE_LIMIT_BYTES: u64 = 1_000_000_000_000;
 /// How often caches are saved while jobs run, by default: at most so much of a cache is lost with its node.
 const DEFAULT_SAVE_INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// How long a failed save is retried by default: a mirror is repaired within a day.
-const DEFAULT_GIVE_UP: Duration = Duration::from_secs(24 * 60 * 60);
+const DEFAULT_SAVE_GIVE_UP_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
 /// The directory of a tenant's jobs, in that of the tenant.
 const JOBS_DIRECTORY: &str = "jobs";
 /// The directory of what is being removed, in that of the tenant.
@@ -88,7 +88,7 @@ impl Default for VolumeConfig {
             team_limits: BTreeMap::new(),
             save_interval: DEFAULT_SAVE_INTERVAL,
             upload_rate: None,
-            give_up: DEFAULT_GIVE_UP,
+            give_up: DEFAULT_SAVE_GIVE_UP_AFTER,
         }
     }
 }

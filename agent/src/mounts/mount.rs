@@ -19,7 +19,7 @@ use crate::api::{MountBackend, MountInfo, MountRequest, MountStatus, StageState,
 use crate::telemetry::scrape::MountScrape;
 
 /// The most blobs whose local bytes are counted: each costs a stat(2), and people wait for a status.
-const COUNTED_BLOBS_MAX: u32 = 10_000;
+const MAX_COUNTED_BLOBS: u32 = 10_000;
 
 /// A mount and what the agent knows of it.
 #[derive(Debug)]
@@ -224,7 +224,7 @@ impl ManagedMount {
 
     fn local(&self) -> Result<Option<u64>> {
         let manifest = self.snapshot.manifest();
-        if manifest.blobs() > COUNTED_BLOBS_MAX {
+        if manifest.blobs() > MAX_COUNTED_BLOBS {
             let staged = matches!(self.stage_state(), Some(StageState::Done));
             return Ok(staged.then(|| manifest.bytes()));
         }

@@ -17,12 +17,12 @@ use crate::api::saving::{CheckpointState, UnitReport};
 use crate::text;
 
 /// The backoff after a failure, at first and at most.
-const SAVE_RETRY_MIN: Duration = Duration::from_secs(1);
-const SAVE_RETRY_MAX: Duration = Duration::from_secs(60);
+const MIN_SAVE_RETRY_WAIT: Duration = Duration::from_secs(1);
+const MAX_SAVE_RETRY_WAIT: Duration = Duration::from_secs(60);
 /// How many entries that are left out, or were deleted too early, are reported one by one.
-const REPORTED_SKIPS_MAX: usize = 1000;
+const MAX_REPORTED_SKIPS: usize = 1000;
 /// How many checkpoints are reported, and with them those that are there.
-const REPORTED_CHECKPOINTS_MAX: usize = 1000;
+const MAX_REPORTED_CHECKPOINTS: usize = 1000;
 /// How often the record is written for the sake of the backlog alone: it is flushed to the disk, which the job needs.
 const BACKLOG_WRITE_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -123,7 +123,7 @@ impl Saver {
 
     /// Schedules a retry of what failed, a unit or the scan.
     pub(super) fn fail(&mut self, what: &str, error: &Error) {
-        let first = || Backoff::new(SAVE_RETRY_MIN, SAVE_RETRY_MAX, entropy());
+        let first = || Backoff::new(MIN_SAVE_RETRY_WAIT, MAX_SAVE_RETRY_WAIT, entropy());
         let mut waits = self.retry.remove(what).map_or_else(first, |(_, waits)| waits);
         let retry_at = Instant::now() + waits.wait();
         self.retry.insert(what.to_owned(), (retry_at, waits));
@@ -145,7 +145,7 @@ impl Saver {
     fn skip(&mut self, path: Vec<u8>, why: SkipReason) {
         let text =
             format!("{}/{} is not saved: {why}", self.context.order.place.display(), path.escape_ascii());
-        if self.skipped.len() < REPORTED_SKIPS_MAX && self.skipped.insert(path) {
+        if self.skipped.len() < MAX_REPORTED_SKIPS && self.skipped.insert(path) {
             self.record.note(text);
         }
     }
@@ -186,7 +186,7 @@ impl Saver {
     /// Drops the oldest reports of what is gone, where there are too many.
     fn trim_reports(&mut self) {
         let (units, reports) = (self.settling.units(), &mut self.record.report.checkpoints);
-        while reports.len() > REPORTED_CHECKPOINTS_MAX.max(units.len()) {
+        while reports.len() > MAX_REPORTED_CHECKPOINTS.max(units.len()) {
             let gone = reports.iter().enumerate().filter(|(_, one)| !units.contains_key(&one.name));
             let Some((oldest, _)) = gone.min_by_key(|(_, one)| one.saved) else { return };
             reports.remove(oldest);

@@ -23,7 +23,7 @@ use crate::api::saving::CheckpointState;
 /// How often the directory is scanned.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 /// The most that a tracker holds, in bytes.
-const TRACKER_MAX_BYTES: u64 = 4096;
+const MAX_TRACKER_BYTES: u64 = 4096;
 
 /// Saves until the job has ended and nothing is left to be saved.
 ///
@@ -117,7 +117,7 @@ impl DirectoryScan {
         let scan = directory.walk()?;
         let trackers = scan.files.iter().filter(|(path, _)| is_tracker(path));
         let named = trackers.flat_map(|(path, file)| {
-            let content = directory.read_small(path, TRACKER_MAX_BYTES).ok().flatten().unwrap_or_default();
+            let content = directory.read_small(path, MAX_TRACKER_BYTES).ok().flatten().unwrap_or_default();
             let names = tracked(path, &String::from_utf8_lossy(&content));
             names.into_iter().map(|name| (name, file.mtime))
         });

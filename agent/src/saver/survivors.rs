@@ -15,7 +15,7 @@ use super::save_context::{SettledUnit, UploadOutcome};
 use crate::api::saving::CheckpointState;
 
 /// How many torn files of a unit an event names.
-const LISTED_TORN_FILES_MAX: usize = 10;
+const MAX_LISTED_TORN_FILES: usize = 10;
 
 impl Saver {
     /// Saves what a power cut has left as it was sealed. The rest is listed and kept.
@@ -66,7 +66,7 @@ impl Saver {
             let is_whole = torn.is_empty() && survivors.files.len() == seal.files.len();
             if !torn.is_empty() {
                 let paths =
-                    torn.iter().take(LISTED_TORN_FILES_MAX).map(|path| path.escape_ascii().to_string());
+                    torn.iter().take(MAX_LISTED_TORN_FILES).map(|path| path.escape_ascii().to_string());
                 let paths: Vec<_> = paths.collect();
                 self.report(&name).state = CheckpointState::Torn;
                 self.record.report.torn += torn.len() as u64;

@@ -11,7 +11,7 @@ use rustix::fs::FlockOperation;
 use crate::runtime;
 
 /// How many entries of one name may lie in a trash at a time.
-const TRASH_NAMES_MAX: u32 = 10_000;
+const MAX_TRASH_NAMES: u32 = 10_000;
 
 /// Moves `path` into the directory `trash`, under a name that begins with `name`. What isn't there needs no move.
 ///
@@ -19,7 +19,7 @@ const TRASH_NAMES_MAX: u32 = 10_000;
 /// The disk's own.
 pub fn move_into(path: &Path, trash: &Path, name: &str) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(trash)?;
-    for number in 0..TRASH_NAMES_MAX {
+    for number in 0..MAX_TRASH_NAMES {
         let moved = fs::rename(path, trash.join(format!("{name}-{number}")));
         match moved {
             Err(e) if matches!(e.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists) => {}

@@ -20,7 +20,7 @@ use crate::origin::{display_path, foreign_version};
 use crate::tier::Body;
 
 /// How many signed URLs are tried: one that was known, and a new one.
-const URL_ATTEMPTS: usize = 2;
+const URL_ATTEMPT_LIMIT: usize = 2;
 
 /// The largest file that is read whole for its git id, in bytes. The Hub has none over 10 MB in git.
 const MAX_GIT_FILE_BYTES: u64 = 16 << 20;
@@ -61,7 +61,7 @@ async fn request(
     version: &HubVersion,
     wanted: &RangeRequest,
 ) -> Result<(Response, Option<Error>)> {
-    for _ in 0..URL_ATTEMPTS {
+    for _ in 0..URL_ATTEMPT_LIMIT {
         let (mut sent, mut doubt) = (None, None);
         let ask = async {
             let (answer, doubted) = locate(hub, blob, version, wanted).await?;
