@@ -7,7 +7,7 @@ use std::time::Duration;
 use bdnfs::error::Kind;
 use bdnfs_agent::api::Failure;
 use bdnfs_agent::api::client::{Client, ClientError};
-use bdnfs_agent::api::container_volume::{VolumeRequest, VolumeState};
+use bdnfs_agent::api::container_volume::{ContainerVolumeRequest, ContainerVolumeState};
 use bdnfs_agent::api::publication::{
     PublicationRequest, PublicationState, PublicationStatus, publication_key,
 };
@@ -114,7 +114,11 @@ impl NodeService {
 
     async fn is_published(&self, key: &str) -> bool {
         self.publication(key).await.is_ok_and(|status| status.state == PublicationState::Published)
-            || self.agent.volume(key).await.is_ok_and(|status| status.state == VolumeState::Published)
+            || self
+                .agent
+                .volume(key)
+                .await
+                .is_ok_and(|status| status.state == ContainerVolumeState::Published)
     }
 
     /// Refuses a second target of the volume `id`.
@@ -122,7 +126,7 @@ impl NodeService {
         let failed = |e| status_code::status(&e, true);
         let sources = self.agent.publications().await.map_err(failed)?.publications.into_iter();
         let written = self.agent.volumes().await.map_err(failed)?.volumes.into_iter();
-        let written = written.filter(|volume| volume.state == VolumeState::Published);
+        let written = written.filter(|volume| volume.state == ContainerVolumeState::Published);
         let mut all =
             sources.map(|one| (one.key, one.consumer)).chain(written.map(|one| (one.key, one.consumer)));
         let volume = volume_key(id);
@@ -214,7 +218,7 @@ impl Node for NodeService {
                 PublicationRequest { target: Some(target.into()), ..*request }
             }
             Ok(VolumeOptions::Written(request)) => {
-                let request = VolumeRequest { target: Some(target.into()), ..request };
+                let request = ContainerVolumeRequest { target: Some(target.into()), ..request };
                 written_volume::check(&request, readonly, mode)?;
                 if mode == Mode::SingleNodeSingleWriter {
                     self.ensure_single(&id, &key).await?;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use bdnfs::source::{AuthMethod, Secret};
 use bdnfs_agent::api::attributes::{Attributes, InvalidAttribute};
-use bdnfs_agent::api::container_volume::{VolumeKind, VolumeRequest, job_id};
+use bdnfs_agent::api::container_volume::{ContainerVolumeKind, ContainerVolumeRequest, job_id};
 use bdnfs_agent::api::publication::PublicationRequest;
 use tonic::Status;
 
@@ -30,7 +30,7 @@ pub enum VolumeOptions {
     /// A source, read-only.
     Source(Box<PublicationRequest>),
     /// A directory to write to.
-    Written(VolumeRequest),
+    Written(ContainerVolumeRequest),
 }
 
 /// The attributes of a volume and what the kubelet says of its pod, not read yet.
@@ -80,8 +80,8 @@ impl VolumeContext {
                 return Err(Status::invalid_argument(format!("volume attribute {text}")));
             }
             let id = self.pod.get("pod.uid").and_then(|uid| job_id(uid));
-            let id = id.filter(|_| request.kind == VolumeKind::Checkpoints);
-            return Ok(VolumeOptions::Written(VolumeRequest { id, consumer, trusted, ..request }));
+            let id = id.filter(|_| request.kind == ContainerVolumeKind::Checkpoints);
+            return Ok(VolumeOptions::Written(ContainerVolumeRequest { id, consumer, trusted, ..request }));
         }
         let auth = self.secret_key(&secrets).map_err(invalid)?;
         let secrets = secrets.into_iter().map(|(key, value)| (key, Secret::new(value))).collect();
@@ -176,11 +176,11 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let made = written(("checkpoints", "llama"));
-        assert_eq!((made.kind, made.project.as_str()), (VolumeKind::Checkpoints, "llama"));
+        assert_eq!((made.kind, made.project.as_str()), (ContainerVolumeKind::Checkpoints, "llama"));
         assert_eq!((made.id.as_deref(), made.tenant.as_deref()), (Some("3f1c9a2b"), Some("team")));
         assert_eq!((made.consumer.as_deref(), made.trusted), (Some("pod team/trainer-0"), false));
         let made = written(("projectCache", "llama"));
-        assert_eq!((made.kind, made.id), (VolumeKind::ProjectCache, None));
+        assert_eq!((made.kind, made.id), (ContainerVolumeKind::ProjectCache, None));
         let error = wish(&[INLINE, ("checkpoints", "llama"), SOURCE], &[]).expect_err("both");
         assert_eq!(error.message(), "volume attribute source: does not go with checkpoints");
         let error = wish(&[INLINE, ("checkpoints", "llama")], &[("a", "hush")]).expect_err("a secret");

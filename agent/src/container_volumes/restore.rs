@@ -9,7 +9,7 @@ use rustix::fs::FlockOperation;
 use tokio::time::sleep;
 
 use super::ContainerVolumes;
-use super::container_volume::{ContainerVolume, VolumeRecord, WritableDirectory};
+use super::container_volume::{ContainerVolume, ContainerVolumeRecord, WritableDirectory};
 use crate::publications::bind::BindTarget;
 use crate::volumes::SPACE_CHECK_INTERVAL;
 
@@ -40,7 +40,7 @@ impl ContainerVolumes {
     }
 
     /// A volume of an earlier run. Blocks on the local disk.
-    fn restore_one(&self, key: String, record: VolumeRecord) -> Option<Arc<ContainerVolume>> {
+    fn restore_one(&self, key: String, record: ContainerVolumeRecord) -> Option<Arc<ContainerVolume>> {
         let is_same_boot = record.boot == self.boot;
         let wanted = record.request.target.clone();
         let target = wanted.as_ref().and_then(|target| BindTarget::locate(target, &self.targets).ok());

@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 pub use plugin_protocol::routes;
 
 use crate::api::attributes::{Attributes, InvalidAttribute};
-use crate::api::container_volume::VolumeRequest;
+use crate::api::container_volume::ContainerVolumeRequest;
 use crate::api::publication::{PublicationRequest, PublicationStatus, publication_key};
 use crate::api::{ApiResult, Failure};
 use crate::container_volumes::ContainerVolumes;
@@ -311,7 +311,7 @@ fn content(options: BTreeMap<String, String>, consumer: String, tenant: String) 
     let invalid = |error: InvalidAttribute| Failure::new(Kind::Invalid, format!("option {error}"));
     // A user that may speak to a container runtime is root.
     if let Some(request) = options.volume(Some(&tenant)).map_err(invalid)? {
-        let request = VolumeRequest { consumer: Some(consumer), trusted: true, ..request };
+        let request = ContainerVolumeRequest { consumer: Some(consumer), trusted: true, ..request };
         return Ok(VolumeContent::Written(WrittenVolume::new(request)));
     }
     let secret = options.take("secret").map(|name| AuthMethod::Secret { auth_secret_name: name });

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use bdnfs_agent::api::container_volume::VolumeStatus;
+use bdnfs_agent::api::container_volume::ContainerVolumeStatus;
 use bdnfs_agent::api::publication::{PublicationState, PublicationStatus};
 use bdnfs_agent::api::socket;
 use bdnfs_agent::api::{AgentInfo, AgentStatus, MountBackend, MountStatus, StageState};
@@ -43,7 +43,7 @@ struct StatusReport {
     /// The publications.
     publications: Vec<PublicationStatus>,
     /// The volumes that containers write to.
-    volumes: Vec<VolumeStatus>,
+    volumes: Vec<ContainerVolumeStatus>,
     #[serde(rename = "daemons")]
     agents: Vec<AgentInfo>,
     /// The agents that do not answer, a sentence each.
@@ -230,7 +230,7 @@ fn publication_row(one: &PublicationStatus) -> Vec<String> {
     vec![one.key.clone(), consumer, one.source.clone(), path, state]
 }
 
-fn volume_row(one: &VolumeStatus) -> Vec<String> {
+fn volume_row(one: &ContainerVolumeStatus) -> Vec<String> {
     let path = one.path.as_ref().map_or("-".to_owned(), |path| path.display().to_string());
     let consumer = one.consumer.clone().unwrap_or_else(|| "-".to_owned());
     let of_job = one.id.as_ref().map_or_else(String::new, |id| format!("@{id}"));
