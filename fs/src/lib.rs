@@ -61,8 +61,8 @@
 //! # }
 //! ```
 
-pub mod detached;
 pub mod handover;
+pub mod mount_copy;
 pub mod mounts;
 pub mod native_mount;
 

@@ -14,9 +14,9 @@ use bdnfs::volume::{FileTime, Scan, Seal, Seals, SettleTracker, SkippedEntries, 
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::ahead::{AheadFiles, AheadTask};
 use super::record::{self, SaverEnd, SaverRecord, requested_end};
 use super::save_context::{SaveContext, SettledUnit, UploadOutcome, is_remainder};
+use super::upload_ahead::{AheadFiles, AheadTask};
 use super::{JobEnd, SaveOrder};
 use crate::api::saving::CheckpointState;
 

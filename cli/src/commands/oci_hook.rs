@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use bdnfs::weights::shown_sources;
 use bdnfs_agent::api::client::Client;
 use bdnfs_agent::api::publication::{PublicationRequest, PublicationState, Staging};
-use bdnfs_fs::detached::DetachedMount;
+use bdnfs_fs::mount_copy::DetachedMount;
 
 use crate::publications::{PublisherArgs, publish_until, unpublish_all};
 use crate::{runtime, text};

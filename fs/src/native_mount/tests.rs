@@ -182,7 +182,7 @@ fn native_mount_ends_with_its_last_bind() {
     let snapshot = fixture.staged();
     let native = fixture.native(&snapshot);
     let mounted = fixture.mount(&native, &Options::default());
-    let copy = crate::detached::DetachedMount::copy_of(&fixture.path("native")).expect("copied");
+    let copy = crate::mount_copy::DetachedMount::copy_of(&fixture.path("native")).expect("copied");
     copy.attach(fs::File::open(fixture.path("fuse")).expect("open")).expect("bound");
     mounted.unmount().expect("unmounted");
     let soon = |mounted: &NativeMount| {
