@@ -154,9 +154,10 @@ impl Mirror {
     /// The holders of live leases to add, but for that of `lease`.
     async fn live_add_leases(&self, lease: &MirrorLease) -> Result<HashSet<String>> {
         let now = lease.renew_now().await?;
-        let living = self.leases().await?.into_iter().filter(|found| found.is_live(now));
-        let adding = living.filter(|found| found.purpose == Purpose::Add && &found.key != lease.key());
-        Ok(adding.filter_map(|found| found.key.filename().map(str::to_owned)).collect())
+        let live_leases = self.leases().await?.into_iter().filter(|found| found.is_live(now));
+        let add_leases =
+            live_leases.filter(|found| found.purpose == Purpose::Add && &found.key != lease.key());
+        Ok(add_leases.filter_map(|found| found.key.filename().map(str::to_owned)).collect())
     }
 
     /// The drafts below `key`.

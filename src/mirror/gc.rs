@@ -76,13 +76,15 @@ impl Mirror {
         let grace = TimeDelta::from_std(grace).unwrap_or(TimeDelta::MAX);
         let expired_before = now.checked_sub_signed(grace).unwrap_or(DateTime::<Utc>::MIN_UTC);
         let leases = self.leases().await?;
-        let (living, lapsed): (Vec<_>, Vec<_>) = leases.into_iter().partition(|found| found.is_live(now));
-        let adding = living.iter().filter(|found| found.purpose == Purpose::Add).map(|found| found.began);
-        let before = adding.fold(expired_before, DateTime::min);
+        let (live_leases, lapsed): (Vec<_>, Vec<_>) =
+            leases.into_iter().partition(|found| found.is_live(now));
+        let add_leases =
+            live_leases.iter().filter(|found| found.purpose == Purpose::Add).map(|found| found.began);
+        let before = add_leases.fold(expired_before, DateTime::min);
 
         let mut collector = Collector { mirror: self, before, dry, collected: GcReport::default() };
         let generations = self.generations(self.tenant_key(ObjectKind::Refs.name())).await?;
-        let serving = living.iter().filter_map(|found| match found.purpose {
+        let serving = live_leases.iter().filter_map(|found| match found.purpose {
             Purpose::Serve(manifest) => Some(manifest),
             _ => None,
         });
@@ -270,22 +272,22 @@ impl Collector<'_> {
     async fn recipes(&mut self, reachable: &ReachableObjects, spared: &HashSet<Digest>) -> Result<()> {
         let mirror = self.mirror;
         let listed = mirror.list(mirror.tenant_key(ObjectKind::Recipes.name()));
-        let looked = listed.map_ok(|meta| async move {
+        let checked = listed.map_ok(|meta| async move {
             let made = mirror
                 .get(&meta.location)
                 .await?
                 .and_then(|got| super::record::decode_recipe(&got.bytes, &digest_of(&meta.location)?));
             Ok((meta, made))
         });
-        let mut looked = looked.try_buffer_unordered(GC_REQUESTS_IN_FLIGHT);
+        let mut checked = checked.try_buffer_unordered(GC_REQUESTS_IN_FLIGHT);
         let mut gone = Vec::new();
-        while let Some((meta, made)) = looked.try_next().await? {
+        while let Some((meta, made)) = checked.try_next().await? {
             let is_live = made.is_some_and(|made| reachable.blobs.contains(&made) || spared.contains(&made));
             if !is_live && self.count(meta.last_modified, meta.size) {
                 gone.push(meta.location);
             }
         }
-        drop(looked);
+        drop(checked);
         self.delete(gone).await
     }
 

@@ -54,7 +54,7 @@ pub struct MirrorLease {
     began: DateTime<Utc>,
     term: Arc<Mutex<LeaseTerm>>,
     held: Option<oneshot::Sender<()>>,
-    beating: Option<JoinHandle<()>>,
+    renewal_task: Option<JoinHandle<()>>,
 }
 
 /// Whether a lease was renewed in time, by the store's clock: the one by which others judge it, and which does not stand still
@@ -124,8 +124,8 @@ impl Mirror {
         let (held, released) = oneshot::channel();
         let term = Arc::new(Mutex::new(LeaseTerm { renewed, lapsed: false }));
         let renew = renew(self.clone(), key.clone(), began, term.clone(), released);
-        let beating = Some(tokio::spawn(renew));
-        Ok(MirrorLease { mirror: self.clone(), key, began, term, held: Some(held), beating })
+        let renewal_task = Some(tokio::spawn(renew));
+        Ok(MirrorLease { mirror: self.clone(), key, began, term, held: Some(held), renewal_task })
     }
 
     /// Makes sure that only the holder of the lease `own` writes to an exclusive mirror. Of two that begin at
@@ -217,9 +217,9 @@ impl MirrorLease {
     /// Releases the lease, and waits until its object is deleted.
     pub async fn release(mut self) {
         self.held = None;
-        if let Some(beating) = self.beating.take() {
+        if let Some(renewal_task) = self.renewal_task.take() {
             // A lease that can't be deleted lapses.
-            timeout(RELEASE_TIMEOUT, beating).await.ok();
+            timeout(RELEASE_TIMEOUT, renewal_task).await.ok();
         }
     }
 }

@@ -67,12 +67,12 @@ impl RefusedHubRequest<'_> {
             (401, "") if self.has_token() => (Kind::Refused, self.bad_token()),
             (401, "") => (Kind::NotFound, self.unknown()),
             (401 | 403, _) => {
-                let said = self.quoted(message);
+                let quoted = self.quoted(message);
                 let advice = match self.has_token() {
                     true => format!("check what {} may read", self.token()),
                     false => "the request had no token (HF_TOKEN)".to_owned(),
                 };
-                (Kind::Refused, format!("the Hub refuses access; {advice}{said}"))
+                (Kind::Refused, format!("the Hub refuses access; {advice}{quoted}"))
             }
             // The Hub itself always says what it is that it has not.
             (404, "") => {
