@@ -17,7 +17,7 @@ mod cdi;
 mod publication;
 mod publication_config;
 mod publishing;
-mod reconcile;
+pub mod reconcile;
 mod record;
 mod sources;
 mod trust;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use bdnfs::source::{Access, AuthMethod};
+use bdnfs_agent::api::client::agent_retry::AGENT_RETRY_INTERVAL;
 use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::publication::{PublicationRequest, PublicationState, PublicationStatus, Staging};
 use bdnfs_agent::api::socket;
@@ -13,8 +14,6 @@ use bdnfs_agent::api::socket;
 use crate::access::AccessArgs;
 use crate::source::Source;
 
-/// The pause before an agent that is away is asked again: it restarts in a second.
-const AGENT_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// How long an agent may be away.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bdnfs::error::Kind;
 use bdnfs_agent::api::Failure;
+use bdnfs_agent::api::client::agent_retry::retry_while_away;
 use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::container_volume::{ContainerVolumeRequest, ContainerVolumeState};
 use bdnfs_agent::api::publication::{
@@ -17,7 +18,6 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use crate::TrustPolicy;
-use crate::agent_retry::retry_while_away;
 use crate::events::{EventPoster, PodReference};
 use crate::proto::csi;
 use crate::proto::csi::node_server::Node;

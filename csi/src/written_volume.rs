@@ -1,13 +1,13 @@
 //! Volumes that a pod writes to: which can be, how they are published, and what is known of them.
 
 use bdnfs_agent::api::client::Client;
+use bdnfs_agent::api::client::agent_retry::retry_while_away;
 use bdnfs_agent::api::container_volume::{
     ContainerVolumeKind, ContainerVolumeRequest, ContainerVolumeStatus,
 };
 use tokio::time::Instant;
 use tonic::Status;
 
-use crate::agent_retry::retry_while_away;
 use crate::proto::csi;
 use crate::proto::csi::volume_capability::access_mode::Mode;
 use crate::status_code;

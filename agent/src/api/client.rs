@@ -1,6 +1,8 @@
 //! The commands' end of the control socket. One connection a request: requests are few, and an agent that ends is
 //! noticed at once.
 
+pub mod agent_retry;
+
 mod cache;
 mod container_volumes;
 mod jobs;

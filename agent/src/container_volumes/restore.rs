@@ -1,7 +1,6 @@
 //! Volumes after a restart of the agent, and every few minutes: records against the mount table.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bdnfs::error::Error;
 use bdnfs::task::blocking;
@@ -11,10 +10,8 @@ use tokio::time::sleep;
 use super::ContainerVolumes;
 use super::container_volume::{ContainerVolume, ContainerVolumeRecord, WritableDirectory};
 use crate::publications::bind::BindTarget;
+use crate::publications::reconcile::RECONCILE_INTERVAL;
 use crate::volumes::SPACE_CHECK_INTERVAL;
-
-/// How often targets are compared with the mount table.
-const RECONCILE_INTERVAL: Duration = Duration::from_secs(5 * 60);
 
 impl ContainerVolumes {
     /// Goes on with the volumes of an earlier run. Those that have lost their containers are ended.
