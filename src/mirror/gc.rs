@@ -20,6 +20,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 
 use super::catalog::Generations;
+use super::gc_report::GcReport;
 use super::index::{checkpoint_key, id_of};
 use super::keys::ObjectKind;
 use super::lease::{MirrorLease, Purpose};
@@ -32,19 +33,6 @@ use crate::task::blocking;
 
 /// How many objects are looked into or deleted at once.
 const GC_REQUESTS_IN_FLIGHT: usize = 32;
-
-/// The objects that a collection deleted, or would delete.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct GcReport {
-    /// Objects deleted.
-    pub objects: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Objects that nothing reaches, kept because they are young, or a running process may need them.
-    pub kept: u64,
-    /// Their bytes.
-    pub kept_bytes: u64,
-}
 
 /// The objects that refs and leases reach.
 #[derive(Debug, Default)]

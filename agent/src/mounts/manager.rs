@@ -13,10 +13,10 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::attachment::Attachment;
 use super::handover::Handover;
-use super::lookup::ResolvedSnapshot;
 use super::mount::ManagedMount;
 use super::mounter::Mounter;
 use super::record::{FailedMount, MountRecord, MountRecords};
+use super::resolved_snapshot::ResolvedSnapshot;
 use crate::api::{ApiResult, Failure, LostMount, MountInfo, MountRequest, StageStatus};
 use crate::lifecycle::{KeepAlive, Lifecycle};
 
