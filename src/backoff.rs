@@ -35,6 +35,11 @@ impl Backoff {
     }
 }
 
+/// One wait of at most `longest`, shortened by up to half at random: for what is tried again at an interval.
+pub fn jittered(longest: Duration) -> Duration {
+    Backoff::new(longest, longest, entropy()).wait()
+}
+
 /// A seed that differs from process to process and from call to call.
 pub fn entropy() -> u64 {
     RandomState::new().hash_one(())

@@ -77,7 +77,7 @@ pub struct Blob {
     /// The SHA-256 of the whole content, where the origin publishes one.
     pub sha256: Option<[u8; 32]>,
     /// The form in which a mirror stores it, where one does.
-    pub stored: Stored,
+    pub stored: MirrorLocation,
 }
 
 impl fmt::Display for Blob {
@@ -92,14 +92,14 @@ impl fmt::Display for Blob {
 
 /// The place and the form of a blob in a mirror.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stored {
+pub struct MirrorLocation {
     /// The key of its object below its tenant's, UTF-8; empty for the one that follows from its digest.
-    pub place: Bytes,
+    pub object_key: Bytes,
     /// The end of each block's zstd frame in the object, as little-endian `u64`; `None` for content as it is.
     pub ends: Option<Bytes>,
 }
 
-impl Stored {
+impl MirrorLocation {
     /// The bytes of the object that hold `blocks` of a blob of `size` bytes; `None` where they can't be told.
     pub fn range(&self, size: u64, blocks: Range<u64>) -> Option<Range<u64>> {
         let Some(ends) = &self.ends else {

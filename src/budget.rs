@@ -140,7 +140,7 @@ impl Ticket {
     }
 
     /// Waits until the bytes are granted; `None` when the budget is gone.
-    pub async fn granted(self) -> Option<Permit> {
+    pub async fn await_grant(self) -> Option<Permit> {
         self.granted.await.ok()
     }
 }

@@ -156,8 +156,8 @@ async fn plan(
     progress: &DownloadProgress,
 ) -> Result<Vec<MissingBlocks>> {
     let blob = tree.manifest().blob(number)?;
-    let looked = (Arc::clone(tree), blob.clone());
-    let missing = blocking(move || looked.0.missing(number, &looked.1)).await?;
+    let input = (Arc::clone(tree), blob.clone());
+    let missing = blocking(move || input.0.missing(number, &input.1)).await?;
     let found: u64 = (0..block::count(blob.size))
         .filter(|index| missing.binary_search(index).is_err())
         .map(|index| tree.bytes_in(number, &blob, index))

@@ -46,7 +46,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The most memory that is on its way to other nodes, in bytes: 64 blocks, more than the sockets of a fast network take in
 /// the time that a block needs to be read.
-pub const PEER_SEND_MEMORY: u64 = 64 << 20;
+pub const PEER_SEND_BYTES: u64 = 64 << 20;
 
 /// How many blocks are hashed and written at once for each core: while one waits for the disk another is hashed.
 const HASH_PERMITS_PER_CORE: usize = 2;
@@ -63,7 +63,7 @@ pub struct Config {
     /// The most that the blobs of single tenants may occupy, in bytes.
     pub quotas: BTreeMap<String, u64>,
     /// The most memory that fetches under way may hold, in bytes. Those that wait for other nodes may hold half as much on
-    /// top of it, and what is sent to other nodes [`PEER_SEND_MEMORY`].
+    /// top of it, and what is sent to other nodes [`PEER_SEND_BYTES`].
     pub memory: u64,
     /// The clock.
     pub now: fn() -> SystemTime,
@@ -163,7 +163,7 @@ impl Engine {
             node,
             direct_budget: Budget::new(config.memory),
             cluster_budget: Budget::new(config.memory / 2),
-            send_budget: Budget::new(PEER_SEND_MEMORY),
+            send_budget: Budget::new(PEER_SEND_BYTES),
             hash_permits: Arc::new(Semaphore::new(permits)),
             recent_blocks: RecentBlocks::default(),
             metrics: Arc::default(),

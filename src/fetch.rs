@@ -29,7 +29,7 @@ use crate::placement::Placement;
 use crate::tier::{Tier, TierKind, Urgency};
 
 use attempt::{FetchAttempt, FetchStep};
-use hedge::{Hedged, Target};
+use hedge::{HedgedRequest, Target};
 use parallelism::Parallelism;
 use tier_request::FetchContext;
 
@@ -330,7 +330,7 @@ impl Ladder {
         let context =
             FetchContext { counters: &self.counters, buffers: &self.buffers, received: &self.received };
         let (target, waiting) = (Target { step, blob, urgency: attempt.urgency }, Instant::now());
-        let mut request = Hedged::new(&context, &self.parallelism, target, extent).await;
+        let mut request = HedgedRequest::new(&context, &self.parallelism, target, extent).await;
         // While no request was under way nothing could arrive.
         attempt.last_arrival += waiting.elapsed();
         let mut accepting = FuturesUnordered::new();

@@ -84,7 +84,7 @@ impl Flight {
     ///
     /// # Errors
     /// What the flight failed with, and what kept its blocks from being stored.
-    pub async fn stored(&self) -> Result<()> {
+    pub async fn await_stored(&self) -> Result<()> {
         for index in self.extent.range() {
             self.block(index).await?;
         }
@@ -251,6 +251,6 @@ mod tests {
         flight.deliver(0, Delivery::Bytes(Bytes::new()));
         flight.end(Ok(()));
         assert!(flight.block(0).await.is_ok());
-        assert_eq!(flight.stored().await.expect_err("not stored").kind(), Kind::NoSpace);
+        assert_eq!(flight.await_stored().await.expect_err("not stored").kind(), Kind::NoSpace);
     }
 }

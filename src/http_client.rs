@@ -20,7 +20,7 @@ use reqwest::{Request, Response};
 use tokio::time::{Instant, timeout};
 
 pub(crate) use self::response::{
-    ERROR_BODY_LIMIT, UnfollowedRedirect, accept, body_of_length, code_of, explain_transport, header,
+    MAX_ERROR_BODY_BYTES, UnfollowedRedirect, accept, body_of_length, code_of, explain_transport, header,
     innermost, named_region, read, refusal, transport_error,
 };
 pub(crate) use self::retry::{UnreachableRetry, retry, retry_listing};

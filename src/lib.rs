@@ -51,7 +51,7 @@
 //! 5. [`tier`] and its implementations [`peer`], [`mirror`] and [`origin`]; [`buffer`] receives what they send.
 //! 6. [`cache`]: stores verified blocks, and evicts what is not leased.
 //!
-//! Staging ([`stage`]) takes the same path at the lowest urgency. [`peer_service`] serves the blocks of this node to others,
+//! Staging ([`staging`]) takes the same path at the lowest urgency. [`peer_service`] serves the blocks of this node to others,
 //! [`mirroring`] copies a source into a mirror, and [`download`] what a mirror has into a directory. [`native`] writes what is
 //! staged as an EROFS image for the kernel alone. `announcements` tells a cluster which snapshots are complete here.
 //!
@@ -152,6 +152,7 @@ pub mod read;
 pub mod snapshot;
 pub mod source;
 pub mod stage;
+pub mod staging;
 pub mod task;
 pub mod tier;
 mod timeout;

@@ -32,6 +32,7 @@ mod checked_json;
 pub mod draft;
 pub mod frames;
 pub mod gc;
+pub mod gc_report;
 pub mod homes;
 pub mod index;
 pub mod keys;

@@ -50,7 +50,7 @@ use packing::Recipe;
 use reuse::PreviousSnapshot;
 
 pub use progress::{MirrorPhase, MirrorProgress};
-pub use source::{MirrorSource, Succession};
+pub use source::{MirrorSource, PreviousState};
 
 /// How many blobs are looked up or built at once. Their memory is bounded separately.
 const BLOBS_IN_FLIGHT: usize = 32;
@@ -124,7 +124,7 @@ pub async fn mirror_uri(
         patterns,
         origin,
         hash_first,
-        succession: Succession::default(),
+        previous: PreviousState::default(),
     };
     mirror_source(mirror, &source, config, progress).await
 }
@@ -223,12 +223,12 @@ impl MirrorRun<'_> {
             took: listed.began.elapsed().as_secs_f64(),
             tool: env!("CARGO_PKG_VERSION").into(),
         };
-        let found = match self.source.succession {
-            Succession::LatestListing | Succession::OneWriter => {
-                self.mirror.publish(&ours, Some(self.lease)).await?
+        let found = match self.source.previous {
+            PreviousState::LatestListing | PreviousState::OneWriter => {
+                self.mirror.commit_ref(&ours, Some(self.lease)).await?
             }
-            Succession::After(generation) => {
-                self.mirror.publish_after(generation, &ours, self.lease).await?;
+            PreviousState::After(generation) => {
+                self.mirror.commit_ref_after(generation, &ours, self.lease).await?;
                 ours.clone()
             }
         };
@@ -245,7 +245,7 @@ impl MirrorRun<'_> {
 
     /// The time at which a listing made at `at` counts: with one writer, after the last one whatever clocks say.
     async fn listed_at(&self, at: DateTime<Utc>) -> Result<DateTime<Utc>> {
-        if self.source.succession != Succession::OneWriter {
+        if self.source.previous != PreviousState::OneWriter {
             return Ok(at);
         }
         let latest = self.mirror.latest(&self.source.key()).await?.content.ok().flatten();

@@ -15,8 +15,8 @@ mod data_layout;
 mod dirents;
 mod erofs;
 pub mod image;
+mod native_snapshot;
 mod node;
-mod staged;
 
 pub use data_layout::DevicePart;
-pub use staged::{MAX_WORTHWHILE_FILE_BYTES, NativeSnapshot, is_worthwhile};
+pub use native_snapshot::{MAX_WORTHWHILE_FILE_BYTES, NativeSnapshot, is_worthwhile};

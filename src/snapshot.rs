@@ -305,33 +305,9 @@ impl Snapshot {
         (0..self.manifest().blobs()).map(|blob| self.manifest().blob_size(blob)).sum()
     }
 
-    /// Begins to make everything local. Several calls share one stage; one that has failed is begun anew.
-    pub fn stage(self: &Arc<Self>) -> Arc<Stage> {
-        let mut stage = self.stage.lock();
-        let usable = stage.take().filter(|last| !matches!(last.outcome(), Some(Err(_))));
-        stage.insert(usable.unwrap_or_else(|| Stage::start(self, false))).clone()
-    }
-
-    /// Starts a stage that also verifies the blocks that are already local.
-    pub fn stage_verified(self: &Arc<Self>) -> Arc<Stage> {
-        let stage = Stage::start(self, true);
-        // A stage that is under way goes on beside it, and both share their flights.
-        *self.stage.lock() = Some(stage.clone());
-        stage
-    }
-
-    /// The last stage, if one was begun.
-    pub fn staged(&self) -> Option<Arc<Stage>> {
-        self.stage.lock().clone()
-    }
-
-    /// Makes local again what a stage had made local, and what was [removed](crate::cache::removal) since. Nothing is begun
-    /// where there was no stage.
-    pub fn stage_again(self: &Arc<Self>) {
-        let mut stage = self.stage.lock();
-        if stage.as_ref().is_some_and(|stage| !stage.plan_again()) {
-            *stage = Some(Stage::start(self, false));
-        }
+    /// Where [`staging`](crate::staging) keeps its last stage.
+    pub(crate) fn stage_slot(&self) -> &Mutex<Option<Arc<Stage>>> {
+        &self.stage
     }
 
     /// The entries of the files whose content lies in the blob `key`. Looks through the whole manifest.

@@ -1,72 +1,27 @@
-//! Stages: making a snapshot local, verified and leased.
-//!
-//! A stage is a read without a waiting reader: it goes through the same flights as readers do, at the lowest urgency. The files
-//! that tell what the others are go first, then the small ones, then the rest in order of size and path; so a job's first
-//! reads find theirs at once ([`plan`]). What is here already, whole or in part, is not asked for again.
+//! Stages: how far the work of making a snapshot local, verified and leased has come. [`staging`](crate::staging) does it.
 
-pub mod audit;
-mod plan;
-
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
 
-use futures_util::{TryStreamExt, stream};
 use tokio::sync::{Notify, Semaphore};
-use tokio::task::{JoinError, JoinSet};
-use tokio::time::{Instant, sleep};
 
-use crate::block::BLOCK;
-use crate::cache::verification_time;
-use crate::content::Content;
-use crate::error::{Error, Kind, Result};
-use crate::extent::MAX_EXTENT_BLOCKS;
-use crate::snapshot::Snapshot;
-use crate::task::{blocking, lost};
-use crate::tier::Urgency;
-
-use plan::MissingBlob;
-
-/// How many flights a stage begins with, and how many it may come to. Small files need many at once, for each of them is
-/// mostly waiting; large ones are held back by the budget long before. Each that lands lets one more start, as long as
-/// the tier sends long extents: on a slow link many would only take bandwidth from readers that wait for a block now.
-const INITIAL_FLIGHTS: usize = 8;
-const MAX_FLIGHTS: usize = 64;
-
-/// How many it may come to where nodes share. The owners are near, and all nodes ask all of them at once: more streams bring no
-/// more, and cost memory and processor time. Eight nodes on two cores took 11.5 s for 1 GiB, with 64 it was 13.3.
-const MAX_CLUSTER_FLIGHTS: usize = 16;
-
-/// How many blobs are under way at once: more than flights, so that the disk's flushes are shared by many small ones
-/// while others still arrive. Each has up to three open files.
-const CONCURRENT_BLOBS: usize = 256;
-
-/// How many large blobs are under way at once: enough for the longest extents to fill all flights, and so few that the first
-/// ones are whole long before the last ones begin.
-const CONCURRENT_LARGE_BLOBS: usize = 8;
-
-/// How long a stage waits for a disk that does not answer, as long as for a tier; and how often it looks.
-const DISK_STALL_LIMIT: Duration = Duration::from_secs(120);
-const DISK_POLL_INTERVAL: Duration = Duration::from_millis(100);
-
-/// How often blocks that vanished from the cache are fetched again: a scrub may run meanwhile, and the disk rot.
-const REFETCH_LIMIT: usize = 4;
+use crate::error::{Error, Result};
 
 /// A stage under way or done. Its snapshot keeps the leases as long as that lives.
 #[derive(Debug)]
 pub struct Stage {
-    files: u64,
-    bytes: u64,
-    files_done: AtomicU64,
-    bytes_done: AtomicU64,
-    bytes_found: AtomicU64,
+    pub(crate) files: u64,
+    pub(crate) bytes: u64,
+    pub(crate) files_done: AtomicU64,
+    pub(crate) bytes_done: AtomicU64,
+    pub(crate) bytes_found: AtomicU64,
     /// How many flights more may start at once than at the beginning.
-    extra_flights: AtomicUsize,
-    large_blobs: Semaphore,
+    pub(crate) extra_flights: AtomicUsize,
+    pub(crate) large_blobs: Semaphore,
     /// Whether something that was here has been removed since the plan was made.
-    outdated: AtomicBool,
-    outcome: OnceLock<Result<()>>,
-    changed: Notify,
+    pub(crate) outdated: AtomicBool,
+    pub(crate) outcome: OnceLock<Result<()>>,
+    pub(crate) changed: Notify,
 }
 
 /// Progress of a stage.
@@ -85,34 +40,6 @@ pub struct Progress {
 }
 
 impl Stage {
-    /// Starts to stage `snapshot`. It goes on until it is done, or until the snapshot is dropped. With `verify` the blocks
-    /// that are here already are read and verified before that.
-    pub(crate) fn start(snapshot: &Arc<Snapshot>, verify: bool) -> Arc<Self> {
-        let manifest = snapshot.manifest();
-        let stage = Arc::new(Self {
-            files: manifest.files(),
-            bytes: manifest.bytes(),
-            files_done: AtomicU64::new(0),
-            bytes_done: AtomicU64::new(0),
-            bytes_found: AtomicU64::new(0),
-            extra_flights: AtomicUsize::new(0),
-            large_blobs: Semaphore::new(CONCURRENT_LARGE_BLOBS),
-            outdated: AtomicBool::new(false),
-            outcome: OnceLock::new(),
-            changed: Notify::new(),
-        });
-        let (running, weak) = (stage.clone(), Arc::downgrade(snapshot));
-        let runtime = snapshot.resources().runtime.clone();
-        snapshot.resources().runtime.spawn(async move {
-            let work = running.clone();
-            let outcome = runtime.spawn(async move { work.run(weak, verify).await }).await;
-            // Callers that wait for it must see its end, even a panic.
-            running.outcome.set(outcome.unwrap_or_else(|e| Err(lost(e)))).ok();
-            running.changed.notify_waiters();
-        });
-        stage
-    }
-
     /// Progress so far.
     pub fn progress(&self) -> Progress {
         Progress {
@@ -150,165 +77,4 @@ impl Stage {
         self.outdated.store(true, Relaxed);
         self.outcome.get().is_none()
     }
-
-    async fn run(self: &Arc<Self>, snapshot: Weak<Snapshot>, verify: bool) -> Result<()> {
-        let begin = snapshot.upgrade().ok_or_else(abandoned)?.resources().cache.now();
-        let flights = Arc::new(Semaphore::new(INITIAL_FLIGHTS));
-        loop {
-            let Some(held) = snapshot.upgrade() else { return Err(abandoned()) };
-            let stage = self.clone();
-            let missing = blocking(move || stage.plan(&held)).await?;
-            stream::iter(missing.into_iter().map(Ok))
-                .try_for_each_concurrent(CONCURRENT_BLOBS, |missing| {
-                    self.make_whole(&snapshot, missing, flights.clone())
-                })
-                .await?;
-            if self.outdated.swap(false, Relaxed) {
-                continue;
-            }
-            // Blocks that come from now on are verified after the second in which this began.
-            let (audited, since) = (snapshot.clone(), verification_time::seconds(begin) + 1);
-            let audit = move || audit::audit(&audited, &(since..=i64::MAX), &|_| true);
-            if !verify || blocking(audit).await?.damaged.is_empty() {
-                break;
-            }
-        }
-        blocking(move || match snapshot.upgrade() {
-            Some(held) => held.resources().cache.sync_names().inspect(|()| held.announce()),
-            None => Err(abandoned()),
-        })
-        .await
-    }
-
-    async fn make_whole(
-        &self,
-        snapshot: &Weak<Snapshot>,
-        missing: MissingBlob,
-        flights: Arc<Semaphore>,
-    ) -> Result<()> {
-        let large = missing.size > MAX_EXTENT_BLOCKS * BLOCK;
-        let large_permit = if large { self.large_blobs.acquire().await.ok() } else { None };
-        let Some(held) = snapshot.upgrade() else { return Err(abandoned()) };
-        let content = blocking(move || held.content(missing.blob)).await?;
-        let found = content.local_bytes();
-        self.bytes_found.fetch_add(found, Relaxed);
-        self.bytes_done.fetch_add(found, Relaxed);
-        let mut arrived = self.fetch_all(snapshot, &content, &flights).await?;
-        if let Err(error) = content.became_whole().await {
-            if error.kind() != Kind::Corrupt {
-                return Err(error);
-            }
-            // One retry: damage in transit is usually transient.
-            self.bytes_done.fetch_sub(found + arrived, Relaxed);
-            content.await_retry().await;
-            self.bytes_done.fetch_add(found, Relaxed);
-            arrived = self.fetch_all(snapshot, &content, &flights).await?;
-            content.became_whole().await?;
-        }
-        drop(large_permit);
-        self.bytes_done.fetch_add(missing.size.saturating_sub(found + arrived), Relaxed);
-        self.files_done.fetch_add(missing.files, Relaxed);
-        Ok(())
-    }
-
-    /// Fetches until no block is missing, and returns the bytes that came.
-    async fn fetch_all(
-        &self,
-        snapshot: &Weak<Snapshot>,
-        content: &Arc<Content>,
-        flights: &Arc<Semaphore>,
-    ) -> Result<u64> {
-        let mut arrived = self.fetch_retrying_disk(snapshot, content, flights).await?;
-        // Blocks that could not be made durable when they came may be now.
-        for _ in 1..REFETCH_LIMIT {
-            if content.finish() {
-                return Ok(arrived);
-            }
-            arrived += self.fetch_retrying_disk(snapshot, content, flights).await?;
-        }
-        if content.finish() {
-            return Ok(arrived);
-        }
-        let text = format!("blocks of {} are evicted or removed as soon as they are fetched", content.blob());
-        Err(Error::new(Kind::Disk, text))
-    }
-
-    /// Fetches what is missing, and once more when the cache's disk did not answer and does so again.
-    async fn fetch_retrying_disk(
-        &self,
-        snapshot: &Weak<Snapshot>,
-        content: &Arc<Content>,
-        flights: &Arc<Semaphore>,
-    ) -> Result<u64> {
-        let give_up = Instant::now() + DISK_STALL_LIMIT;
-        loop {
-            match self.fetch_missing(snapshot, content, flights.clone()).await {
-                Err(error) if error.kind() == Kind::Busy && Instant::now() < give_up => {
-                    while content.is_disk_stalled() && Instant::now() < give_up {
-                        sleep(DISK_POLL_INTERVAL).await;
-                    }
-                }
-                outcome => return outcome,
-            }
-        }
-    }
-
-    /// Joins or starts a flight for every missing block, and returns the bytes that they brought.
-    async fn fetch_missing(
-        &self,
-        snapshot: &Weak<Snapshot>,
-        content: &Arc<Content>,
-        flights: Arc<Semaphore>,
-    ) -> Result<u64> {
-        let size = content.blob().size;
-        let mut waits = JoinSet::new();
-        let (mut joined, mut arrived) = (0..0, 0);
-        for index in content.stage_order() {
-            if joined.contains(&index) {
-                continue;
-            }
-            let slot = flights.clone().acquire_owned().await.map_err(|_| abandoned())?;
-            if snapshot.strong_count() == 0 {
-                return Err(abandoned());
-            }
-            content.await_stable_membership().await;
-            let Some(flight) = content.join_or_start(index, MAX_EXTENT_BLOCKS, Urgency::Stage) else {
-                continue;
-            };
-            joined = flight.extent().range();
-            waits.spawn(async move {
-                let bytes = flight.extent().bytes(size);
-                let stored = flight.stored().await;
-                drop(slot);
-                stored.map(|()| bytes.end - bytes.start)
-            });
-            while let Some(ended) = waits.try_join_next() {
-                arrived += self.on_flight_ended(ended, content, &flights)?;
-            }
-        }
-        while let Some(ended) = waits.join_next().await {
-            arrived += self.on_flight_ended(ended, content, &flights)?;
-        }
-        Ok(arrived)
-    }
-
-    fn on_flight_ended(
-        &self,
-        ended: std::result::Result<Result<u64>, JoinError>,
-        content: &Content,
-        flights: &Semaphore,
-    ) -> Result<u64> {
-        let bytes = ended.map_err(lost)??;
-        self.bytes_done.fetch_add(bytes, Relaxed);
-        let is_fast = content.extent() > BLOCK;
-        let most = if content.is_shared() { MAX_CLUSTER_FLIGHTS } else { MAX_FLIGHTS };
-        if is_fast && self.extra_flights.fetch_add(1, Relaxed) < most - INITIAL_FLIGHTS {
-            flights.add_permits(1);
-        }
-        Ok(bytes)
-    }
-}
-
-fn abandoned() -> Error {
-    Error::new(Kind::Interrupted, "the stage was given up: its mount has ended")
 }

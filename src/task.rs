@@ -19,7 +19,7 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send
 ///
 /// # Errors
 /// Those of the future, and those of [`lost`].
-pub async fn on_own_thread<T, W>(work: impl FnOnce() -> W + Send + 'static) -> Result<T>
+pub async fn run_on_blocking_thread<T, W>(work: impl FnOnce() -> W + Send + 'static) -> Result<T>
 where
     T: Send + 'static,
     W: Future<Output = Result<T>>,
@@ -55,9 +55,9 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn on_own_thread_dropped_drops_its_future() {
-        assert_eq!(on_own_thread(|| async { Ok(5) }).await.expect("no error"), 5);
+        assert_eq!(run_on_blocking_thread(|| async { Ok(5) }).await.expect("no error"), 5);
         let (held, dropped) = oneshot::channel::<()>();
-        let work = on_own_thread(|| async move {
+        let work = run_on_blocking_thread(|| async move {
             let _held = held;
             std::future::pending::<Result<()>>().await
         });

@@ -19,7 +19,7 @@ mod writer_probe;
 pub use home_tree::{FormerFile, FormerFiles, QuietTree, apply_merge, former_files};
 pub use seal::{EncodedPath, Seal, SealOutcome, SealedUnit, Seals, seal_file_name};
 pub use sealed_origin::SealedOrigin;
-pub use settle::{SEAL_QUIET_PERIOD, Settling, UnitState};
+pub use settle::{SEAL_QUIET_PERIOD, SettleTracker, UnitState};
 pub use skip_reason::SkipReason;
 pub use walk::{FileTime, Scan, ScannedFile, SkippedEntries, VolumeDirectory};
 pub use writer_probe::{Writers, ignore_lease_signal, probe_writers};

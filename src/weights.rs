@@ -27,7 +27,7 @@ use crate::source::{AuthMethod, Diagnostics, DocumentPath, Patterns, TreeLayout,
 use job::Specification;
 use job_keys::is_filled;
 
-pub use job::{CheckpointingConfig, JobCommands, Unsupported, Variable, job_commands, unsupported};
+pub use job::{CheckpointingConfig, JobCommands, UnsupportedKeys, Variable, job_commands, unsupported};
 pub use loading::{CheckpointLoading, CheckpointReference};
 pub use mount::{ShownSource, check_locations, shown_sources};
 pub use schema::{check_label, is_cache_base};
@@ -101,7 +101,7 @@ impl WeightsSource {
 
 /// An entry of `weights` that was accepted.
 #[derive(Clone, Debug)]
-pub struct Accepted {
+pub struct AcceptedEntry {
     /// The place in the document.
     pub place: DocumentPath,
     /// The fields.
@@ -112,7 +112,7 @@ pub struct Accepted {
 }
 
 /// Reads the `weights` of a document. Those that are rejected are left out of what is accepted.
-pub fn read(document: &Value, rules: Rules) -> (Vec<Accepted>, Diagnostics) {
+pub fn read(document: &Value, rules: Rules) -> (Vec<AcceptedEntry>, Diagnostics) {
     let mut found = Diagnostics::default();
     let Some(specification) = Specification::find(document, &mut found) else {
         return (Vec::new(), found);
@@ -156,7 +156,12 @@ fn check_other_keys(document: &Fields<'_>, weights: bool, found: &mut Diagnostic
     }
 }
 
-fn read_source(item: &Value, place: DocumentPath, rules: Rules, found: &mut Diagnostics) -> Option<Accepted> {
+fn read_source(
+    item: &Value,
+    place: DocumentPath,
+    rules: Rules,
+    found: &mut Diagnostics,
+) -> Option<AcceptedEntry> {
     let before = found.rejects();
     let fields = Fields::of(item, place, found)?;
     fields.unknown(
@@ -191,7 +196,7 @@ fn read_source(item: &Value, place: DocumentPath, rules: Rules, found: &mut Diag
         found.reject(&fields.place, error.to_string());
     }
     check_auth(&weights, &fields, found);
-    let accepted = Accepted { weights, normalized: normalized(fields.map), place: fields.place };
+    let accepted = AcceptedEntry { weights, normalized: normalized(fields.map), place: fields.place };
     (found.rejects() == before).then_some(accepted)
 }
 

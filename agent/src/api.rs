@@ -235,7 +235,7 @@ pub struct AgentStatus {
     pub publications: Vec<publication::PublicationStatus>,
     /// The volumes that containers write to.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub volumes: Vec<container_volume::VolumeStatus>,
+    pub volumes: Vec<container_volume::ContainerVolumeStatus>,
 }
 
 /// A mount of an earlier time that could not be made again. It is tried anew at the next start, until it is unmounted or

@@ -23,14 +23,14 @@ use crate::context::Context;
 /// The part of the cache's disk that stays free for others, in percent...
 const RESERVE_PERCENT: u64 = 5;
 /// ...but no more than this: on a disk of many terabytes 20 GiB are room enough for logs and checkpoints.
-const RESERVE_MAX_BYTES: u64 = 20 << 30;
+const MAX_RESERVE_BYTES: u64 = 20 << 30;
 /// Fetches under way may hold half of the 512 MiB that an agent may use in all; the rest is for manifests, presence
 /// maps and the blocks that readers hold.
 const FETCH_MEMORY_BYTES: u64 = 256 << 20;
 /// The log of a detached agent, in that of its cache.
 const LOG_FILE: &str = "daemon.log";
 /// The log starts anew beyond this: weeks of what an agent normally says, and quick to look through.
-const LOG_MAX_BYTES: u64 = 10 << 20;
+const MAX_LOG_BYTES: u64 = 10 << 20;
 
 /// A cache directory that exists.
 #[derive(Clone, Debug)]
@@ -80,7 +80,7 @@ pub fn open_log(cache: &Path) -> Result<File> {
     let directory = CacheDirectory::open(cache)?;
     let open = || {
         let file = directory.file(LOG_FILE, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)?;
-        if file.metadata()?.len() > LOG_MAX_BYTES {
+        if file.metadata()?.len() > MAX_LOG_BYTES {
             file.set_len(0)?;
         }
         Ok::<_, std::io::Error>(file)
@@ -89,7 +89,7 @@ pub fn open_log(cache: &Path) -> Result<File> {
 }
 
 fn reserve(disk: u64) -> u64 {
-    (disk / 100 * RESERVE_PERCENT).min(RESERVE_MAX_BYTES)
+    (disk / 100 * RESERVE_PERCENT).min(MAX_RESERVE_BYTES)
 }
 
 #[cfg(test)]

@@ -108,7 +108,11 @@ impl ClusterMembership {
         }
         let peers = Peers::new(me, Arc::clone(&gossip) as _, link);
         engine.join(Arc::clone(&peers));
-        tracing::info!("node {} of the cluster {name} serves peers at {}", peers.me().id, config.listen);
+        tracing::info!(
+            "node {} of the cluster {name} serves peers at {}",
+            peers.local_member().id,
+            config.listen
+        );
         Ok(Self { name, is_secure, has_seeds, peers, gossip, server, _tasks: tasks })
     }
 
@@ -143,7 +147,7 @@ impl ClusterMembership {
 
     /// The members, and their states.
     pub fn status(&self) -> ClusterStatus {
-        let me = self.peers.me();
+        let me = self.peers.local_member();
         let members = self.peers.members();
         let mut members: Vec<_> = members.iter().map(|member| self.member(member)).collect();
         members.sort_by(|a, b| a.id.cmp(&b.id));

@@ -31,7 +31,7 @@ use chrono::Utc;
 use parking_lot::Mutex;
 use tokio::time::sleep;
 
-use crate::api::container_volume::{VolumeKind, VolumeRequest, VolumeStatus};
+use crate::api::container_volume::{ContainerVolumeKind, ContainerVolumeRequest, ContainerVolumeStatus};
 use crate::api::publication::is_publication_key;
 use crate::api::{ApiResult, Failure, MirrorRequest};
 use crate::deploy::AdmissionQueue;
@@ -43,7 +43,7 @@ use crate::records::Records;
 use crate::saver;
 use crate::telemetry::scrape::SavingScrape;
 use crate::volumes::Volumes;
-use container_volume::{ContainerVolume, VolumeRecord, WritableDirectory};
+use container_volume::{ContainerVolume, ContainerVolumeRecord, WritableDirectory};
 use project_cache::ProjectCacheUse;
 
 /// How often it is checked whether a container still has a volume that was ended.
@@ -55,12 +55,12 @@ pub struct ContainerVolumes {
     /// The directories below which targets lie.
     targets: Vec<PathBuf>,
     /// The kinds that any author may ask for.
-    inline: Vec<VolumeKind>,
+    inline: Vec<ContainerVolumeKind>,
     volumes: Arc<Volumes>,
     mounts: Arc<MountManager>,
     admission: Arc<AdmissionQueue>,
     lifecycle: Arc<Lifecycle>,
-    records: Arc<Records<VolumeRecord>>,
+    records: Arc<Records<ContainerVolumeRecord>>,
     boot: String,
     table: Mutex<BTreeMap<String, Arc<ContainerVolume>>>,
 }
@@ -78,7 +78,7 @@ impl ContainerVolumes {
         lifecycle: Arc<Lifecycle>,
         admission: Arc<AdmissionQueue>,
     ) -> Result<Self> {
-        let records = Arc::new(Records::<VolumeRecord>::open(&mounts.mounter().cache, "volumes")?);
+        let records = Arc::new(Records::<ContainerVolumeRecord>::open(&mounts.mounter().cache, "volumes")?);
         let boot = boot::id()?;
         let (targets, inline) = (config.targets.clone(), config.inline_volumes.clone());
         Ok(Self {
@@ -99,7 +99,11 @@ impl ContainerVolumes {
     /// # Errors
     /// Why it can't be; then nothing of it is left. [`Failure::EXISTS`] where something else is published under the key or at the
     /// target; [`Kind::Busy`] while what was written there before is saved.
-    pub async fn publish(self: &Arc<Self>, key: &str, request: VolumeRequest) -> ApiResult<VolumeStatus> {
+    pub async fn publish(
+        self: &Arc<Self>,
+        key: &str,
+        request: ContainerVolumeRequest,
+    ) -> ApiResult<ContainerVolumeStatus> {
         // Restored volumes go first.
         self.lifecycle.ready().await;
         let alive = self.lifecycle.begin()?;
@@ -114,8 +118,8 @@ impl ContainerVolumes {
     async fn find_or_publish(
         self: &Arc<Self>,
         key: String,
-        request: VolumeRequest,
-    ) -> ApiResult<VolumeStatus> {
+        request: ContainerVolumeRequest,
+    ) -> ApiResult<ContainerVolumeStatus> {
         let volume = match self.find(&key, &request).await? {
             Some(found) => found,
             None => {
@@ -127,7 +131,7 @@ impl ContainerVolumes {
                 volume
             }
         };
-        volume.published().await?;
+        volume.await_publication().await?;
         // The target may have been unmounted from outside.
         let again = Arc::clone(&volume);
         let bind = move || match &again.target {
@@ -139,7 +143,11 @@ impl ContainerVolumes {
     }
 
     /// The volume with this key. One that could not be saved is forgotten when its directory is gone.
-    async fn find(&self, key: &str, request: &VolumeRequest) -> ApiResult<Option<Arc<ContainerVolume>>> {
+    async fn find(
+        &self,
+        key: &str,
+        request: &ContainerVolumeRequest,
+    ) -> ApiResult<Option<Arc<ContainerVolume>>> {
         let Some(found) = self.table.lock().get(key).cloned() else { return Ok(None) };
         if found.is_unsaved() {
             let directory = found.directory.clone();
@@ -152,7 +160,11 @@ impl ContainerVolumes {
     }
 
     /// Refuses what can never be published, before anything is done.
-    async fn check(self: &Arc<Self>, key: String, request: VolumeRequest) -> ApiResult<ContainerVolume> {
+    async fn check(
+        self: &Arc<Self>,
+        key: String,
+        request: ContainerVolumeRequest,
+    ) -> ApiResult<ContainerVolume> {
         if !self.lifecycle.is_persistent() {
             let text = "volumes of containers need the agent of the node; start `bdnfs agent`";
             return Err(Failure::new(Kind::Unsupported, text));
@@ -161,13 +173,13 @@ impl ContainerVolumes {
         Ok(blocking(move || volumes.check_now(key, request)).await?)
     }
 
-    fn check_now(&self, key: String, request: VolumeRequest) -> Result<ContainerVolume> {
+    fn check_now(&self, key: String, request: ContainerVolumeRequest) -> Result<ContainerVolume> {
+        use ContainerVolumeKind::{Checkpoints, ProjectCache};
         let kind = request.kind;
         let invalid = |text: String| Err(Error::new(Kind::Invalid, text));
         if !is_publication_key(&key) {
-            return invalid(
-                "the key of a volume has letters, digits, dots, underscores and dashes only".into(),
-            );
+            let text = "the key of a volume has letters, digits, dots, underscores and dashes only";
+            return invalid(text.into());
         }
         if !request.trusted && !self.inline.contains(&kind) {
             let text = format!(
@@ -176,10 +188,8 @@ impl ContainerVolumes {
             return Err(Error::new(Kind::Refused, text));
         }
         match (kind, &request.id) {
-            (VolumeKind::Checkpoints, None) => {
-                return invalid("checkpoints: the id of a job is missing".into());
-            }
-            (VolumeKind::ProjectCache, Some(_)) => return invalid(format!("id: cannot be used with {kind}")),
+            (Checkpoints, None) => return invalid("checkpoints: the id of a job is missing".into()),
+            (ProjectCache, Some(_)) => return invalid(format!("id: cannot be used with {kind}")),
             _ => {}
         }
         let id = request.id.as_deref().unwrap_or("any");
@@ -187,12 +197,13 @@ impl ContainerVolumes {
         let tenant =
             request.tenant.clone().unwrap_or_else(|| self.mounts.mounter().engine.tenant().to_owned());
         tenant::check(&tenant)?;
-        if kind == VolumeKind::Checkpoints && self.mirror(&tenant)?.is_none() {
+        if kind == Checkpoints && self.mirror(&tenant)?.is_none() {
             return Err(saver::no_mirror());
         }
         let target = request.target.as_ref().map(|target| BindTarget::locate(target, &self.targets));
         let directory = WritableDirectory::new(&self.volumes, &tenant, &request);
-        let record = VolumeRecord { request, boot: self.boot.clone(), began: Utc::now(), ended: None };
+        let record =
+            ContainerVolumeRecord { request, boot: self.boot.clone(), began: Utc::now(), ended: None };
         Ok(ContainerVolume::new(key, record, tenant, target.transpose()?, directory))
     }
 
@@ -268,7 +279,7 @@ impl ContainerVolumes {
     pub async fn unpublish(self: &Arc<Self>, key: &str) -> ApiResult<()> {
         self.lifecycle.ready().await;
         let Some(volume) = self.table.lock().get(key).cloned() else { return Ok(()) };
-        if volume.published().await.is_err() {
+        if volume.await_publication().await.is_err() {
             return Ok(());
         }
         let (volumes, own) = (Arc::clone(self), Arc::clone(&volume));
@@ -312,7 +323,7 @@ impl ContainerVolumes {
 
     /// Waits until a volume is ended and no container has it bound, and tells its saver. Runtimes may forget containers that run.
     async fn await_unused(&self, volume: &Arc<ContainerVolume>) {
-        volume.ended().await;
+        volume.await_end().await;
         loop {
             let own = Arc::clone(volume);
             let end = blocking(move || {
@@ -352,13 +363,13 @@ impl ContainerVolumes {
     ///
     /// # Errors
     /// [`Kind::NotFound`].
-    pub fn status(&self, key: &str) -> ApiResult<VolumeStatus> {
+    pub fn status(&self, key: &str) -> ApiResult<ContainerVolumeStatus> {
         let missing = || Failure::new(Kind::NotFound, format!("no such volume: {key}"));
         self.table.lock().get(key).map(|volume| volume.status()).ok_or_else(missing)
     }
 
     /// The status of all volumes.
-    pub fn list(&self) -> Vec<VolumeStatus> {
+    pub fn list(&self) -> Vec<ContainerVolumeStatus> {
         self.all().iter().map(|volume| volume.status()).collect()
     }
 

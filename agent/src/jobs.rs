@@ -9,13 +9,13 @@
 //! [`supervisor`] of their own, so they outlive this process: the next agent finds them by what lies in the directory, and
 //! goes on where this one ended.
 
-mod cache_turns;
+mod cache_updates;
 mod deployment;
 mod job;
 mod job_audit;
 mod job_caches;
-mod job_room;
 mod job_saver;
+mod job_space;
 mod job_volume;
 mod loaded_checkpoints;
 mod process;

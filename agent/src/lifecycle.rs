@@ -120,7 +120,7 @@ impl Lifecycle {
     }
 
     /// Waits until it refuses new mounts and jobs.
-    pub async fn closed(&self) {
+    pub async fn await_closing(&self) {
         // The sender lives as long as `self`, so this can't fail.
         let _ = self.closing.subscribe().wait_for(|closing| *closing).await;
     }

@@ -19,14 +19,15 @@ mod manager;
 mod mount;
 mod mounter;
 mod record;
+mod resolved_snapshot;
 mod restore;
 pub mod shutdown;
 
 pub use handover::Handover;
 pub use history::SourceHistory;
-pub use lookup::ResolvedSnapshot;
 pub use manager::MountManager;
 pub use mount::ManagedMount;
 pub use mounter::{MountDefaults, Mounter};
 pub use record::recorded_mountpoints;
+pub use resolved_snapshot::ResolvedSnapshot;
 pub use restore::{MountPurpose, restore};

@@ -17,7 +17,7 @@ mod cdi;
 mod publication;
 mod publication_config;
 mod publishing;
-mod reconcile;
+pub mod reconcile;
 mod record;
 mod sources;
 mod trust;
@@ -53,7 +53,7 @@ pub use sources::SourceConfig;
 /// The directory in the cache with the bases.
 const BASES_DIRECTORY: &str = "bases";
 /// How long a request is held at most: any runtime's deadline is shorter, and it may come again.
-const PUBLISH_WAIT_MAX: Duration = Duration::from_secs(60 * 60);
+const MAX_PUBLISH_WAIT: Duration = Duration::from_secs(60 * 60);
 
 /// The state that a request for a publication waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,7 +150,7 @@ impl Publications {
                 self.renew(&found, &request).await;
                 break found;
             }
-            found.gone().await;
+            found.await_removal().await;
         };
         if publication.is_published() {
             self.rebind(&publication).await?;
@@ -159,10 +159,10 @@ impl Publications {
         let waiter = publication.wait();
         tokio::select! {
             biased;
-            () = publication.resolved(), if milestone == Milestone::Resolved => {}
+            () = publication.await_resolution(), if milestone == Milestone::Resolved => {}
             () = publication.await_outcome() => {}
-            () = self.lifecycle.closed() => return Err(Failure::closing()),
-            () = tokio::time::sleep(wait.min(PUBLISH_WAIT_MAX)) => {}
+            () = self.lifecycle.await_closing() => return Err(Failure::closing()),
+            () = tokio::time::sleep(wait.min(MAX_PUBLISH_WAIT)) => {}
         }
         drop(waiter);
         match publication.failure() {
@@ -259,8 +259,8 @@ impl Publications {
                 self.forget(&publication);
             }
             tokio::select! {
-                () = publication.gone() => {}
-                () = self.lifecycle.closed() => return Err(Failure::closing()),
+                () = publication.await_removal() => {}
+                () = self.lifecycle.await_closing() => return Err(Failure::closing()),
             }
         }
         // A suspended publication leaves its record, with which the next agent would publish it again.
@@ -342,8 +342,8 @@ impl Publications {
                 publication.set_failed(failure);
                 // The next request gets the failure.
                 tokio::select! {
-                    () = publication.cancelled_or_suspended() => {}
-                    () = publication.abandoned() => {}
+                    () = publication.await_cancellation_or_suspension() => {}
+                    () = publication.await_abandonment() => {}
                 }
                 self.forget(&publication);
             }
@@ -352,7 +352,7 @@ impl Publications {
 
     /// Waits until a published one is cancelled, and takes it down. One that was suspended while it was bound stays as it is.
     async fn unpublish_when_cancelled(self: Arc<Self>, publication: Arc<Publication>) {
-        publication.cancelled().await;
+        publication.await_cancellation().await;
         self.take_down(&publication, false).await;
         tracing::info!("unpublished {} ({})", publication.source, publication.key);
         self.forget(&publication);

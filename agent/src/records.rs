@@ -35,7 +35,7 @@ pub struct Records<T> {
 
 /// The content of a file.
 #[derive(Serialize, Deserialize)]
-struct Versioned<T> {
+struct RecordFile<T> {
     version: u32,
     record: T,
 }
@@ -119,7 +119,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
     pub fn put(&self, name: &str, record: &T) -> Result<()> {
         let write = || {
             let mut draft = NamedTempFile::with_prefix_in(DRAFT_PREFIX, self.directory.path())?;
-            serde_json::to_writer_pretty(&mut draft, &Versioned { version: VERSION, record })?;
+            serde_json::to_writer_pretty(&mut draft, &RecordFile { version: VERSION, record })?;
             draft.flush()?;
             draft.as_file().sync_all()?;
             draft.persist(self.path(name)).map_err(|e| e.error)?;
@@ -159,7 +159,7 @@ fn read<T: DeserializeOwned>(directory: &CacheDirectory, name: &OsStr) -> io::Re
     if version != VERSION {
         return Err(io::Error::other(format!("its version is {version}, this program knows {VERSION}")));
     }
-    Ok(serde_json::from_str::<Versioned<T>>(&text)?.record)
+    Ok(serde_json::from_str::<RecordFile<T>>(&text)?.record)
 }
 
 #[cfg(test)]

@@ -10,7 +10,6 @@
 //! and ends when the job has and all that settled is saved. Its record is in the volume of the job ([`SaverRecord`]): one
 //! that is killed is started again and resumes there. It works with a low priority, on the processors and on the disk.
 
-mod ahead;
 mod outcomes;
 mod process;
 mod record;
@@ -18,6 +17,7 @@ mod restarts;
 mod round;
 mod save_context;
 mod survivors;
+mod upload_ahead;
 
 use std::fs::File;
 use std::io::Write;

@@ -150,17 +150,17 @@ impl Scrape {
 
     fn cluster(&self, page: &mut Page<'_>) -> fmt::Result {
         let Some(cluster) = &self.cluster else { return Ok(()) };
-        let figures = &cluster.figures;
+        let peer_stats = &cluster.peer_stats;
         let text = "Requests to peers, by outcome: asked (all of them), missed (not found), busy (told to retry later), failed.";
         let outcomes = [
-            ("asked", figures.asked),
-            ("missed", figures.missed),
-            ("busy", figures.busy),
-            ("failed", figures.failed),
+            ("asked", peer_stats.asked),
+            ("missed", peer_stats.missed),
+            ("busy", peer_stats.busy),
+            ("failed", peer_stats.failed),
         ];
         page.counter("bdnfs_peer_requests", text, None, outcomes.map(|(o, n)| sample([("outcome", o)], n)))?;
         let text = "Bans of peers that sent wrong bytes.";
-        page.counter("bdnfs_peer_bans", text, None, [sample([], figures.bans)])?;
+        page.counter("bdnfs_peer_bans", text, None, [sample([], peer_stats.bans)])?;
         page.gauge(
             "bdnfs_peers_banned",
             "Peers that are currently banned.",

@@ -10,6 +10,11 @@ use chrono::TimeDelta;
 /// How many digits of a snapshot's id are shown: they distinguish snapshots.
 const SHORT_ID_LEN: usize = 12;
 
+/// The beginning of a snapshot's id.
+pub fn short_id(id: &str) -> &str {
+    id.get(..SHORT_ID_LEN).unwrap_or(id)
+}
+
 /// A number of bytes with its unit, in powers of 1000 as disks and object stores count: `13.5 GB`.
 pub fn size(bytes: u64) -> String {
     ByteSize(bytes).display().si().to_string()
@@ -75,7 +80,8 @@ pub fn line(error: &dyn Error) -> String {
 /// The outcome of mirroring, in one line.
 pub fn mirror_outcome(outcome: &MirrorOutcome) -> String {
     let MirrorOutcome { latest_ref: found, new, repaired, read, written, .. } = outcome;
-    let id: String = found.manifest.to_string().chars().take(SHORT_ID_LEN).collect();
+    let digest = found.manifest.to_string();
+    let id = short_id(&digest);
     let what = format!("{}: {}, {} (snapshot {id})", found.source, files(found.files), size(found.bytes));
     let moved = format!("read {}, wrote {}", size(*read), size(*written));
     match (*new, repaired.count) {

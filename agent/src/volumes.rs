@@ -36,7 +36,7 @@ use crate::context::Context;
 use cache_home::{CacheHome, CacheScope};
 pub use home_eviction::EvictedHome;
 pub use usage::occupied;
-pub use volume_space::{ROOM_INTERVAL, VolumeSpace};
+pub use volume_space::{SPACE_CHECK_INTERVAL, VolumeSpace};
 
 /// The path of a job's scratch directory, as on the platform.
 pub const SCRATCH_PLACE: &str = "/mnt/bt-scratch";
@@ -45,11 +45,11 @@ pub const CHECKPOINT_PLACE: &str = "/mnt/ckpts";
 /// The variable with the directory of volumes where no configuration names one, for tests and single commands.
 const DIRECTORY_VARIABLE: &str = "BDNFS_VOLUMES_DIR";
 /// The most that a cache may occupy where no configuration says it, in bytes: what one has on the platform.
-const DEFAULT_CACHE_LIMIT: u64 = 1_000_000_000_000;
+const DEFAULT_CACHE_LIMIT_BYTES: u64 = 1_000_000_000_000;
 /// How often caches are saved while jobs run, by default: at most so much of a cache is lost with its node.
 const DEFAULT_SAVE_INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// How long a failed save is retried by default: a mirror is repaired within a day.
-const DEFAULT_GIVE_UP: Duration = Duration::from_secs(24 * 60 * 60);
+const DEFAULT_SAVE_GIVE_UP_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
 /// The directory of a tenant's jobs, in that of the tenant.
 const JOBS_DIRECTORY: &str = "jobs";
 /// The directory of what is being removed, in that of the tenant.
@@ -83,12 +83,12 @@ impl Default for VolumeConfig {
         Self {
             dir,
             scratch_limit: None,
-            cache_limit: DEFAULT_CACHE_LIMIT,
+            cache_limit: DEFAULT_CACHE_LIMIT_BYTES,
             project_limits: BTreeMap::new(),
             team_limits: BTreeMap::new(),
             save_interval: DEFAULT_SAVE_INTERVAL,
             upload_rate: None,
-            give_up: DEFAULT_GIVE_UP,
+            give_up: DEFAULT_SAVE_GIVE_UP_AFTER,
         }
     }
 }

@@ -11,13 +11,13 @@ use std::time::{Instant, SystemTime};
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 
-mod against;
 mod agent;
 mod bucket;
 mod cat;
 mod clients;
 mod cluster;
 mod cold;
+mod comparison;
 mod cost;
 mod data;
 mod docs;
@@ -49,8 +49,8 @@ mod staging;
 mod unit;
 mod volumes;
 
-use against::ReportComparison;
 use bytesize::ByteSize;
+use comparison::ReportComparison;
 use groups::GroupName;
 use interrupt::Interrupted;
 use lab::{BenchEnv, Sizes};

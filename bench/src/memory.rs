@@ -30,7 +30,7 @@ pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
 }
 
 #[derive(Default)]
-struct MemoryFigures {
+struct MemoryStats {
     in_all: Samples,
     after_listing: Samples,
     resident: Samples,
@@ -40,15 +40,15 @@ struct MemoryFigures {
 
 fn rows(lab: &BenchEnv) -> Result<Rows> {
     let server = IndexServer::start(lab.sizes.many)?;
-    let mut figures = MemoryFigures::default();
+    let mut stats = MemoryStats::default();
     for _ in 0..lab.sizes.runs {
         interrupt::check()?;
-        figures.take(lab, &server)?;
+        stats.take(lab, &server)?;
     }
-    Ok(figures.rows())
+    Ok(stats.rows())
 }
 
-impl MemoryFigures {
+impl MemoryStats {
     fn take(&mut self, lab: &BenchEnv, server: &IndexServer) -> Result<()> {
         let room = lab.room("memory", 1 << 30)?;
         let mount = BenchMount::plain(lab, &server.url(), room.path(), false)?;

@@ -189,7 +189,7 @@ fn text(lab: &BenchEnv) -> Result<Rows> {
         ],
         figures: vec![Figure {
             limit: Some(0.5),
-            ..Figure::new("text as the mirror keeps it", MeasureUnit::Kept, kept)
+            ..Figure::new("text as the mirror keeps it", MeasureUnit::StoredPerByte, kept)
         }],
         ..Rows::default()
     })

@@ -16,9 +16,9 @@ use crate::staging::{STAGED_FILE_BYTES, TREE_FILES_PER_STAGED_FILE};
 use crate::unit::MeasureUnit;
 use crate::{data, interrupt, run};
 
-mod mounted;
+mod mount;
 
-use mounted::{RIVALS, Rival, RivalMount};
+use mount::{RIVALS, Rival, RivalMount};
 
 const ABOUT: &str = "The same bucket on an S3 server on loopback that checks signatures, mounted by bdnfs and by every other \
     file system that is installed here, at the settings that its manual gives for reading fast. Each begins with a mount of its \

@@ -23,7 +23,7 @@ pub enum MeasureUnit {
     /// Bytes fetched for each byte that was read.
     Fetched,
     /// Bytes kept for each byte that was given.
-    Kept,
+    StoredPerByte,
     /// How many times as much as something else.
     Times,
     /// Instructions that the processor carried out.
@@ -31,8 +31,8 @@ pub enum MeasureUnit {
 }
 
 use MeasureUnit::{
-    Fetched, Files, Instructions, Kept, Mebibytes, Megabytes, Requests, RequestsPerGib, Seconds,
-    SecondsPerGib, Times,
+    Fetched, Files, Instructions, Mebibytes, Megabytes, Requests, RequestsPerGib, Seconds, SecondsPerGib,
+    StoredPerByte, Times,
 };
 
 /// The suffix of a number, in the order of [`MeasureUnit`].
@@ -45,7 +45,7 @@ const NAMES: [(MeasureUnit, &str); 11] = [
     (RequestsPerGib, "requests/GiB"),
     (Requests, "requests"),
     (Fetched, "bytes fetched/byte read"),
-    (Kept, "bytes kept/byte"),
+    (StoredPerByte, "bytes kept/byte"),
     (Times, "times"),
     (Instructions, "instructions"),
 ];

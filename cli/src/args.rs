@@ -77,8 +77,8 @@ enum Command {
     #[command(hide = true)]
     Save,
     /// Keep /dev/fuse descriptors while there is no agent; the agent starts it
-    #[command(hide = true)]
-    Hold,
+    #[command(hide = true, alias = "hold")]
+    FdstoreProcess,
 }
 
 const EXAMPLES: &str = "Examples:
@@ -91,7 +91,7 @@ impl Cli {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
         let kind = match &self.command {
-            Command::Daemon(_) | Command::Hold => LogKind::Detached,
+            Command::Daemon(_) | Command::FdstoreProcess => LogKind::Detached,
             Command::Agent(_) | Command::Csi(_) | Command::Fdstore(_) => LogKind::Service,
             Command::Mount(mount) if mount.is_foreground() => LogKind::Service,
             _ => LogKind::Command,
@@ -132,7 +132,7 @@ impl Cli {
             Command::Fdstore(args) => fdstore::run(&args),
             Command::Bench(args) => bench::run(&args),
             Command::Daemon(args) => daemon::run(&args),
-            Command::Hold => Ok(fdstore_process::run()?),
+            Command::FdstoreProcess => Ok(fdstore_process::run()?),
         }
     }
 }

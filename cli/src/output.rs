@@ -4,12 +4,10 @@ use std::io::{BufRead, IsTerminal, Write};
 
 use anyhow::{Result, bail};
 use bdnfs_agent::api::MountInfo;
+pub use bdnfs_agent::text::short_id;
 use serde::Serialize;
 
 use crate::text;
-
-/// Length of an abbreviated snapshot id, in hex digits.
-const SHORT_ID_LEN: usize = 12;
 
 /// Prints a text, which ends with a newline.
 pub fn print(text: &str) -> Result<()> {
@@ -42,11 +40,6 @@ pub fn confirm_removal(what: &str) -> Result<bool> {
     let mut answer = String::new();
     input.lock().read_line(&mut answer)?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
-}
-
-/// The beginning of a snapshot's id.
-pub fn short_id(id: &str) -> &str {
-    id.get(..SHORT_ID_LEN).unwrap_or(id)
 }
 
 /// A mount in one line.

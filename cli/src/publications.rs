@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use bdnfs::source::{Access, AuthMethod};
+use bdnfs_agent::api::client::agent_retry::AGENT_RETRY_INTERVAL;
 use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::publication::{PublicationRequest, PublicationState, PublicationStatus, Staging};
 use bdnfs_agent::api::socket;
@@ -13,8 +14,6 @@ use bdnfs_agent::api::socket;
 use crate::access::AccessArgs;
 use crate::source::Source;
 
-/// The pause before an agent that is away is asked again: it restarts in a second.
-const AGENT_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// How long an agent may be away.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -37,12 +36,12 @@ impl PublisherArgs {
         Ok(Client::new(socket.context("no control socket of an agent found; name it with --socket")?))
     }
 
-    /// The request for all of `source` on behalf of `holder`.
+    /// The request for all of `source` on behalf of `consumer`.
     pub fn request(
         &self,
         source: &Source,
         auth: Option<AuthMethod>,
-        holder: String,
+        consumer: String,
     ) -> Result<PublicationRequest> {
         // The agent has the secrets. This node's identity is for those who are trusted.
         let has_secret = auth.as_ref().is_some_and(|auth| auth.secret().is_some());
@@ -61,7 +60,7 @@ impl PublisherArgs {
             uid: None,
             gid: None,
             target: None,
-            holder: Some(holder),
+            consumer: Some(consumer),
             staging: Staging::Wait,
             layout: None,
             trusted: self.trusted,

@@ -18,7 +18,6 @@
 //! The driver has no privileges and keeps nothing: all work is the agent's, which goes on when a call is given up, and is joined
 //! when the kubelet calls again.
 
-mod agent_retry;
 mod api_server;
 mod controller;
 mod events;

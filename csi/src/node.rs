@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use bdnfs::error::Kind;
 use bdnfs_agent::api::Failure;
+use bdnfs_agent::api::client::agent_retry::retry_while_away;
 use bdnfs_agent::api::client::{Client, ClientError};
-use bdnfs_agent::api::container_volume::{VolumeRequest, VolumeState};
+use bdnfs_agent::api::container_volume::{ContainerVolumeRequest, ContainerVolumeState};
 use bdnfs_agent::api::publication::{
     PublicationRequest, PublicationState, PublicationStatus, publication_key,
 };
@@ -17,14 +18,13 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use crate::TrustPolicy;
-use crate::agent_retry::retry_while_away;
 use crate::events::{EventPoster, PodReference};
 use crate::proto::csi;
 use crate::proto::csi::node_server::Node;
 use crate::proto::csi::node_service_capability::{self, rpc};
 use crate::proto::csi::volume_capability::{AccessType, access_mode::Mode};
 use crate::status_code;
-use crate::volume_context::{VolumeContext, VolumeWish};
+use crate::volume_context::{VolumeContext, VolumeOptions};
 use crate::written_volume;
 
 /// How long a call is held that has no deadline: less than the 120 s that a kubelet gives.
@@ -114,7 +114,11 @@ impl NodeService {
 
     async fn is_published(&self, key: &str) -> bool {
         self.publication(key).await.is_ok_and(|status| status.state == PublicationState::Published)
-            || self.agent.volume(key).await.is_ok_and(|status| status.state == VolumeState::Published)
+            || self
+                .agent
+                .volume(key)
+                .await
+                .is_ok_and(|status| status.state == ContainerVolumeState::Published)
     }
 
     /// Refuses a second target of the volume `id`.
@@ -122,15 +126,15 @@ impl NodeService {
         let failed = |e| status_code::status(&e, true);
         let sources = self.agent.publications().await.map_err(failed)?.publications.into_iter();
         let written = self.agent.volumes().await.map_err(failed)?.volumes.into_iter();
-        let written = written.filter(|volume| volume.state == VolumeState::Published);
+        let written = written.filter(|volume| volume.state == ContainerVolumeState::Published);
         let mut all =
-            sources.map(|one| (one.key, one.holder)).chain(written.map(|one| (one.key, one.holder)));
+            sources.map(|one| (one.key, one.consumer)).chain(written.map(|one| (one.key, one.consumer)));
         let volume = volume_key(id);
         match all.find(|(other, _)| other.starts_with(&volume) && other != key) {
-            Some((_, holder)) => {
-                let holder = holder.as_deref().unwrap_or("another pod");
+            Some((_, consumer)) => {
+                let consumer = consumer.as_deref().unwrap_or("another pod");
                 Err(Status::failed_precondition(format!(
-                    "volume {id} is for one pod at a time and used by {holder}"
+                    "volume {id} is for one pod at a time and used by {consumer}"
                 )))
             }
             None => Ok(()),
@@ -210,9 +214,11 @@ impl Node for NodeService {
         let context = VolumeContext::new(volume_context);
         let pod = context.pod();
         let request = match context.request(&id, secrets, &self.policy) {
-            Ok(VolumeWish::Source(request)) => PublicationRequest { target: Some(target.into()), ..*request },
-            Ok(VolumeWish::Written(request)) => {
-                let request = VolumeRequest { target: Some(target.into()), ..request };
+            Ok(VolumeOptions::Source(request)) => {
+                PublicationRequest { target: Some(target.into()), ..*request }
+            }
+            Ok(VolumeOptions::Written(request)) => {
+                let request = ContainerVolumeRequest { target: Some(target.into()), ..request };
                 written_volume::check(&request, readonly, mode)?;
                 if mode == Mode::SingleNodeSingleWriter {
                     self.ensure_single(&id, &key).await?;

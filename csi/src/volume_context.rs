@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use bdnfs::source::{AuthMethod, Secret};
 use bdnfs_agent::api::attributes::{Attributes, InvalidAttribute};
-use bdnfs_agent::api::container_volume::{VolumeKind, VolumeRequest, job_id};
+use bdnfs_agent::api::container_volume::{ContainerVolumeKind, ContainerVolumeRequest, job_id};
 use bdnfs_agent::api::publication::PublicationRequest;
 use tonic::Status;
 
@@ -26,11 +26,11 @@ const INLINE_ID_DIGITS: usize = 64;
 
 /// The request that a volume makes of the agent.
 #[derive(Debug)]
-pub enum VolumeWish {
+pub enum VolumeOptions {
     /// A source, read-only.
     Source(Box<PublicationRequest>),
     /// A directory to write to.
-    Written(VolumeRequest),
+    Written(ContainerVolumeRequest),
 }
 
 /// The attributes of a volume and what the kubelet says of its pod, not read yet.
@@ -62,7 +62,7 @@ impl VolumeContext {
         id: &str,
         secrets: HashMap<String, String>,
         policy: &TrustPolicy,
-    ) -> Result<VolumeWish, Status> {
+    ) -> Result<VolumeOptions, Status> {
         let trusted = self.is_trusted(id, policy);
         if let Some(key) = ADMIN_KEYS.into_iter().find(|key| !trusted && self.own.has(key)) {
             let text = format!(
@@ -73,20 +73,20 @@ impl VolumeContext {
         // The data is the namespace's, unless an administrator says otherwise.
         let namespace = self.pod.get("pod.namespace");
         let tenant = namespace.map(|name| policy.tenants.get(name).unwrap_or(name)).cloned();
-        let holder = self.pod().map(|pod| format!("pod {}/{}", pod.namespace, pod.name));
+        let consumer = self.pod().map(|pod| format!("pod {}/{}", pod.namespace, pod.name));
         if let Some(request) = self.own.volume(tenant.as_deref()).map_err(invalid)? {
             if !secrets.is_empty() {
                 let text = format!("{}: takes no secret; leave out nodePublishSecretRef", request.kind);
                 return Err(Status::invalid_argument(format!("volume attribute {text}")));
             }
             let id = self.pod.get("pod.uid").and_then(|uid| job_id(uid));
-            let id = id.filter(|_| request.kind == VolumeKind::Checkpoints);
-            return Ok(VolumeWish::Written(VolumeRequest { id, holder, trusted, ..request }));
+            let id = id.filter(|_| request.kind == ContainerVolumeKind::Checkpoints);
+            return Ok(VolumeOptions::Written(ContainerVolumeRequest { id, consumer, trusted, ..request }));
         }
         let auth = self.secret_key(&secrets).map_err(invalid)?;
         let secrets = secrets.into_iter().map(|(key, value)| (key, Secret::new(value))).collect();
         let request = self.own.request(auth, secrets, tenant).map_err(invalid)?;
-        Ok(VolumeWish::Source(Box::new(PublicationRequest { holder, trusted, ..request })))
+        Ok(VolumeOptions::Source(Box::new(PublicationRequest { consumer, trusted, ..request })))
     }
 
     /// Whether an administrator wrote them: the kubelet says that the volume is not inline. Where it says nothing, its author
@@ -149,14 +149,14 @@ mod tests {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
     }
 
-    fn wish(pairs: &[(&str, &str)], secrets: &[(&str, &str)]) -> Result<VolumeWish, Status> {
+    fn wish(pairs: &[(&str, &str)], secrets: &[(&str, &str)]) -> Result<VolumeOptions, Status> {
         VolumeContext::new(map(pairs)).request("volume", map(secrets), &TrustPolicy::default())
     }
 
-    fn source(wish: VolumeWish) -> PublicationRequest {
+    fn source(wish: VolumeOptions) -> PublicationRequest {
         match wish {
-            VolumeWish::Source(request) => *request,
-            VolumeWish::Written(request) => panic!("{request:?}"),
+            VolumeOptions::Source(request) => *request,
+            VolumeOptions::Written(request) => panic!("{request:?}"),
         }
     }
 
@@ -172,15 +172,15 @@ mod tests {
             ("csi.storage.k8s.io/pod.uid", "3f1c9a2b-0d6e-4f0a-9c1b-2a3b4c5d6e7f"),
         ];
         let written = |own: (&str, &str)| match wish(&[&pod[..], &[INLINE, own]].concat(), &[]) {
-            Ok(VolumeWish::Written(request)) => request,
+            Ok(VolumeOptions::Written(request)) => request,
             other => panic!("{other:?}"),
         };
         let made = written(("checkpoints", "llama"));
-        assert_eq!((made.kind, made.project.as_str()), (VolumeKind::Checkpoints, "llama"));
+        assert_eq!((made.kind, made.project.as_str()), (ContainerVolumeKind::Checkpoints, "llama"));
         assert_eq!((made.id.as_deref(), made.tenant.as_deref()), (Some("3f1c9a2b"), Some("team")));
-        assert_eq!((made.holder.as_deref(), made.trusted), (Some("pod team/trainer-0"), false));
+        assert_eq!((made.consumer.as_deref(), made.trusted), (Some("pod team/trainer-0"), false));
         let made = written(("projectCache", "llama"));
-        assert_eq!((made.kind, made.id), (VolumeKind::ProjectCache, None));
+        assert_eq!((made.kind, made.id), (ContainerVolumeKind::ProjectCache, None));
         let error = wish(&[INLINE, ("checkpoints", "llama"), SOURCE], &[]).expect_err("both");
         assert_eq!(error.message(), "volume attribute source: cannot be used with checkpoints");
         let error = wish(&[INLINE, ("checkpoints", "llama")], &[("a", "hush")]).expect_err("a secret");
@@ -204,7 +204,7 @@ mod tests {
         let made = request(&[&pod[..], &own, &[INLINE, SOURCE]].concat(), &[]).expect("valid");
         assert!(!made.trusted && made.staging == Staging::Lazy);
         assert_eq!(
-            (made.tenant.as_deref(), made.holder.as_deref()),
+            (made.tenant.as_deref(), made.consumer.as_deref()),
             (Some("team"), Some("pod team/llama-0"))
         );
         assert_eq!(made.allow, Some(vec!["*.json".to_owned()]));

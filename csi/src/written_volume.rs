@@ -1,17 +1,19 @@
 //! Volumes that a pod writes to: which can be, how they are published, and what is known of them.
 
 use bdnfs_agent::api::client::Client;
-use bdnfs_agent::api::container_volume::{VolumeKind, VolumeRequest, VolumeStatus};
+use bdnfs_agent::api::client::agent_retry::retry_while_away;
+use bdnfs_agent::api::container_volume::{
+    ContainerVolumeKind, ContainerVolumeRequest, ContainerVolumeStatus,
+};
 use tokio::time::Instant;
 use tonic::Status;
 
-use crate::agent_retry::retry_while_away;
 use crate::proto::csi;
 use crate::proto::csi::volume_capability::access_mode::Mode;
 use crate::status_code;
 
 /// Refuses a volume to write to that is to be read only, or whose pod is not known.
-pub fn check(request: &VolumeRequest, readonly: bool, mode: Mode) -> Result<(), Status> {
+pub fn check(request: &ContainerVolumeRequest, readonly: bool, mode: Mode) -> Result<(), Status> {
     let (kind, is_reader) =
         (request.kind, matches!(mode, Mode::SingleNodeReaderOnly | Mode::MultiNodeReaderOnly));
     let invalid = |text: &str| Err(Status::invalid_argument(format!("volume attribute {kind}: {text}")));
@@ -20,14 +22,14 @@ pub fn check(request: &VolumeRequest, readonly: bool, mode: Mode) -> Result<(), 
             "the volume is there to be written; leave out readOnly, and use the access mode ReadWriteOnce",
         );
     }
-    if kind == VolumeKind::Checkpoints && request.id.is_none() {
+    if kind == ContainerVolumeKind::Checkpoints && request.id.is_none() {
         return invalid("the uid of the pod is not known; the CSIDriver needs podInfoOnMount");
     }
     Ok(())
 }
 
 /// The statistics of a volume to write to: its size as far as its saver knows, and whether that fails.
-pub fn stats(status: VolumeStatus) -> csi::NodeGetVolumeStatsResponse {
+pub fn stats(status: ContainerVolumeStatus) -> csi::NodeGetVolumeStatsResponse {
     let report = status.saving.unwrap_or_default();
     let used = report.checkpoints.iter().map(|unit| unit.bytes).sum::<u64>();
     let usage = csi::VolumeUsage {
@@ -48,7 +50,7 @@ pub fn stats(status: VolumeStatus) -> csi::NodeGetVolumeStatsResponse {
 pub async fn publish(
     agent: &Client,
     key: &str,
-    request: &VolumeRequest,
+    request: &ContainerVolumeRequest,
     until: Instant,
 ) -> Result<(), Status> {
     let ask = retry_while_away(until, || agent.publish_volume(key, request));

@@ -1,7 +1,6 @@
 //! Idle expiry: lets go of what has been idle for long, by a task that sleeps while the mount is not used.
 
 use std::sync::Weak;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
 use tokio::sync::watch;
@@ -13,36 +12,14 @@ use crate::ops::Filesystem;
 /// [`BACKING_IDLE_TIMEOUT`], and has expired.
 const QUIET_ROUNDS: u32 = 3;
 
-/// Wakes the expiry task when there are requests.
-#[derive(Debug)]
-pub(crate) struct ActivitySignal {
-    active: AtomicBool,
-    wake: watch::Sender<()>,
-}
-
-impl ActivitySignal {
-    /// A signal, and what the task waits for; that ends when the signal is dropped.
-    pub(crate) fn new() -> (Self, watch::Receiver<()>) {
-        let (wake, woken) = watch::channel(());
-        (Self { active: AtomicBool::new(false), wake }, woken)
-    }
-
-    /// Records a request. Costs next to nothing, but for the first one after a while.
-    pub(crate) fn record(&self) {
-        if !self.active.load(Relaxed) && !self.active.swap(true, Relaxed) {
-            self.wake.send_replace(());
-        }
-    }
-}
-
 /// Expires what is idle, as long as there are requests; ends with the mount.
-pub(crate) async fn idle_expiry(filesystem: Weak<Filesystem>, mut woken: watch::Receiver<()>) {
-    while woken.changed().await.is_ok() {
+pub(crate) async fn idle_expiry(filesystem: Weak<Filesystem>, mut wake_signal: watch::Receiver<()>) {
+    while wake_signal.changed().await.is_ok() {
         let mut quiet = 0;
         while quiet < QUIET_ROUNDS {
             tokio::time::sleep(BACKING_IDLE_TIMEOUT / 2).await;
             let Some(filesystem) = filesystem.upgrade() else { return };
-            quiet = if filesystem.activity.active.swap(false, Relaxed) { 0 } else { quiet + 1 };
+            quiet = if filesystem.activity.take() { 0 } else { quiet + 1 };
             let expire = move || {
                 filesystem.files.expire(Instant::now());
                 filesystem.snapshot.manifest().release_pages();

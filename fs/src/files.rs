@@ -20,7 +20,7 @@ pub(crate) use stateless::StatelessFiles;
 /// The size of the largest file, in bytes, with which a mount is still stateless. Files of this size gain more from an open
 /// that costs nothing than from passthrough, which pays off in long reads; and the tree of a model whose weights lie beside
 /// small files is not taken for one of small files.
-const STATELESS_MAX_FILE_BYTES: u64 = 16 << 20;
+const MAX_STATELESS_FILE_BYTES: u64 = 16 << 20;
 
 /// The files of a mount, in one of two ways that it keeps to.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub(crate) enum OpenOutcome {
 impl FileTable {
     /// Whether the files of `snapshot` are all so small that its mount is best stateless.
     pub(crate) fn stateless(snapshot: &Snapshot) -> bool {
-        snapshot.manifest().largest() <= STATELESS_MAX_FILE_BYTES
+        snapshot.manifest().largest() <= MAX_STATELESS_FILE_BYTES
     }
 
     /// Opens the file `index`, which is `slice`, at its node `node`, for the request `unique`.

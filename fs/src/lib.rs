@@ -65,11 +65,12 @@
 //! # }
 //! ```
 
-pub mod detached;
 pub mod handover;
+pub mod mount_copy;
 pub mod mounts;
 pub mod native_mount;
 
+mod activity;
 mod device;
 mod errno;
 mod expiry;
@@ -107,8 +108,9 @@ use bdnfs::snapshot::Snapshot;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use crate::activity::ActivitySignal;
 use crate::device::Device;
-use crate::expiry::{ActivitySignal, idle_expiry};
+use crate::expiry::idle_expiry;
 use crate::files::{FileHandles, FileTable, StatelessFiles};
 use crate::handover::MountDescriptors;
 use crate::invalidation::KernelCache;
@@ -268,7 +270,7 @@ impl Mount {
     }
 
     /// Waits until the mount has ended, however that came about.
-    pub async fn ended(&self) {
+    pub async fn await_end(&self) {
         // An error means that all threads have ended.
         let _ = self.threads.clone().wait_for(|running| *running == 0).await;
     }
@@ -332,7 +334,7 @@ fn filesystem(
         FileTable::Handles(handles)
     };
     let (replies, metrics) = (PendingReplies::new(runtime.clone()), options.metrics.clone());
-    let (control, (activity, woken)) = (options.control.clone(), ActivitySignal::new());
+    let (control, (activity, wake_signal)) = (options.control.clone(), ActivitySignal::new());
     let filesystem = Arc::new_cyclic(|itself| Filesystem {
         itself: itself.clone(),
         runtime: runtime.clone(),
@@ -345,7 +347,7 @@ fn filesystem(
         metrics,
         activity,
     });
-    runtime.spawn(idle_expiry(Arc::downgrade(&filesystem), woken));
+    runtime.spawn(idle_expiry(Arc::downgrade(&filesystem), wake_signal));
     // Backing files of the previous process may be idle already.
     filesystem.activity.record();
     let listener: Weak<Filesystem> = Arc::downgrade(&filesystem);

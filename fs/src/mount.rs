@@ -14,7 +14,9 @@ use rustix::process::{getgid, getuid};
 
 use crate::device::Device;
 use crate::fusermount;
-use crate::mounts::FUSE_TYPE;
+
+/// The file system type of our mounts: `fuse` for the kernel, the rest for people.
+pub(crate) const FUSE_TYPE: &str = "fuse.bdnfs";
 
 /// The kernel's readahead, in KiB: four requests, so that the network has work while a reader uses what came.
 const READ_AHEAD_KIB: u32 = 4096;

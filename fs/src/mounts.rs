@@ -11,10 +11,10 @@ use bdnfs::error::{Error, Result};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::path::Arg;
 
+use crate::mount::FUSE_TYPE;
+
 pub use crate::mount::{detach, unmount};
 
-/// The file system type of our mounts: `fuse` for the kernel, the rest for people.
-pub(crate) const FUSE_TYPE: &str = "fuse.bdnfs";
 /// The file system type of native mounts, and how the names of their images end.
 pub(crate) const NATIVE_TYPE: &str = "erofs";
 pub(crate) const IMAGE_SUFFIX: &str = ".bdnfs";

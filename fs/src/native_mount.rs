@@ -190,7 +190,7 @@ impl NativeMount {
 
     /// Waits until it is unmounted. The last of the mounts of one superblock waits until no mount of any namespace shows it: its
     /// blobs are read as long.
-    pub async fn ended(&self) {
+    pub async fn await_end(&self) {
         while !self.left.load(Relaxed) {
             let pause = if self.is_on_top() { Ok(POLL_INTERVAL) } else { self.leave_if_unmounted().await };
             let pause = pause.unwrap_or_else(|error| {

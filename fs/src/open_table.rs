@@ -61,7 +61,7 @@ enum OpenNode<B, W> {
 
 /// The work that is left after [`OpenTable::renew`].
 #[derive(Debug)]
-pub(crate) struct Renewed<B> {
+pub(crate) struct RenewalActions<B> {
     /// The nodes of the file, whose pages the kernel is to drop.
     pub(crate) nodes: Vec<u64>,
     /// The node that lookups lead to from now on, if it is another.
@@ -217,7 +217,7 @@ impl<B: Clone, W> OpenTable<B, W> {
     }
 
     /// Marks the file `index` as read wrongly: its next opens read it anew.
-    pub(crate) fn renew(&mut self, index: u32) -> Renewed<B> {
+    pub(crate) fn renew(&mut self, index: u32) -> RenewalActions<B> {
         let generation = self.generation(index);
         let present = tree::ids(index, generation);
         let damaged =
@@ -232,7 +232,7 @@ impl<B: Clone, W> OpenTable<B, W> {
             nodes.extend(next);
             next[0]
         });
-        Renewed { nodes, moved_to, damaged: damaged.flatten(), backings }
+        RenewalActions { nodes, moved_to, damaged: damaged.flatten(), backings }
     }
 
     /// Removes and returns the backing files that were idle for too long at `now`.

@@ -12,8 +12,8 @@ use bdnfs::snapshot::Snapshot;
 use rustix::io::Errno;
 use tokio::runtime::Handle;
 
+use crate::activity::ActivitySignal;
 use crate::errno;
-use crate::expiry::ActivitySignal;
 use crate::files::{FileTable, OpenOutcome};
 use crate::metrics::RequestMetrics;
 use crate::replies::{PendingReplies, Reply, RequestContext};

@@ -24,7 +24,7 @@ const XATTR_CONTROL: &[u8] = b"user.bdnfs.control";
 /// The entry of the root.
 const ROOT: u32 = 0;
 /// The length of the longest `user.bdnfs.local`: two numbers of 64 bits and a slash.
-const LOCAL_MAX_LENGTH: usize = 41;
+const MAX_LOCAL_LENGTH: usize = 41;
 
 impl Filesystem {
     /// The attribute `name` of entry `index`, of at most `size` bytes.
@@ -59,7 +59,7 @@ impl Filesystem {
         Ok(match (self.entry(index)?.node, name) {
             // Linux has no user attributes on symbolic links.
             (Node::Symlink(_), _) => None,
-            (_, XATTR_SOURCE) => Some(self.manifest().place_of(index).map_err(failed)?),
+            (_, XATTR_SOURCE) => Some(self.manifest().origin_path(index).map_err(failed)?),
             (_, XATTR_DIGEST) if index == ROOT => Some(self.snapshot.id().to_string().into()),
             (_, XATTR_CONTROL) if index == ROOT => {
                 self.control.as_ref().map(|path| path.as_os_str().as_bytes().into())
@@ -78,7 +78,7 @@ impl Filesystem {
     /// size is told without it, as that of the longest, since the value may grow before it is asked for.
     fn local(&self, context: &RequestContext, size: u32) -> Result<Reply, Errno> {
         if size == 0 {
-            return sized(vec![0; LOCAL_MAX_LENGTH], 0);
+            return sized(vec![0; MAX_LOCAL_LENGTH], 0);
         }
         let wanted = Arc::new(());
         let (snapshot, watched) = (self.snapshot.clone(), Arc::downgrade(&wanted));
@@ -132,6 +132,6 @@ mod tests {
         );
         assert!(matches!(sized(b"abc".to_vec(), 2), Err(Errno::RANGE)));
         assert!(matches!(sized(b"abc".to_vec(), 3), Ok(Reply::Body(value)) if value == b"abc"));
-        assert_eq!(share(u64::MAX, u64::MAX).len(), LOCAL_MAX_LENGTH);
+        assert_eq!(share(u64::MAX, u64::MAX).len(), MAX_LOCAL_LENGTH);
     }
 }

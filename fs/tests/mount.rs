@@ -208,7 +208,7 @@ fn unmount_in_use_is_busy() {
     assert!(mounts::users(&mounted).iter().any(|holder| holder.pid == std::process::id()));
     drop(open);
     tree.mount.unmount().expect("unmounted");
-    tree.runtime.block_on(tree.mount.ended());
+    tree.runtime.block_on(tree.mount.await_end());
     tree.mount.unmount().expect("no error the second time");
     assert_eq!(mounts::at(tree.mount.mountpoint()).expect("a table"), None);
 }

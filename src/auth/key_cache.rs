@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use super::AuthKey;
 use super::refresh::key_expiry::format_time;
+use crate::backoff::jittered;
 use crate::error::{Error, Kind, Result};
 
 /// How long a key that is still good is used on after its renewal failed.
@@ -195,7 +196,7 @@ impl KeyCache {
             (Ok(issued), _) => Ok(Arc::new(issued)),
             // The renewal was early, so the old key is still good and the failure may pass.
             (Err(_), Some(previous)) if !slot.refused && previous.is_valid(SystemTime::now()) => {
-                let renew_at = Some(Instant::now() + RENEWAL_RETRY_DELAY);
+                let renew_at = Some(Instant::now() + jittered(RENEWAL_RETRY_DELAY));
                 Ok(Arc::new(IssuedKey { renew_at, ..IssuedKey::clone(previous) }))
             }
             // The request was right, its credentials are not.

@@ -19,7 +19,7 @@ use crate::source::{
 };
 
 /// The largest file of secrets that is read, in bytes: a key has a few thousand; what is larger is something else.
-const SECRET_FILE_LIMIT: u64 = 1 << 20;
+const MAX_SECRET_FILE_BYTES: u64 = 1 << 20;
 
 /// The loader of the credentials that `access` names for `uri`.
 pub fn loader(uri: &Uri, access: &Access) -> Arc<dyn CredentialLoader> {
@@ -184,10 +184,12 @@ fn open(path: &Path) -> Result<File> {
 
 fn read_text(file: File, path: &Path) -> Result<String> {
     let mut text = String::new();
-    file.take(SECRET_FILE_LIMIT + 1).read_to_string(&mut text).map_err(|e| unreadable(path, e))?;
-    if text.len() as u64 > SECRET_FILE_LIMIT {
-        let text =
-            format!("{} is larger than {SECRET_FILE_LIMIT} bytes, too large for a secret", path.display());
+    file.take(MAX_SECRET_FILE_BYTES + 1).read_to_string(&mut text).map_err(|e| unreadable(path, e))?;
+    if text.len() as u64 > MAX_SECRET_FILE_BYTES {
+        let text = format!(
+            "{} is larger than {MAX_SECRET_FILE_BYTES} bytes, too large for a secret",
+            path.display()
+        );
         return Err(Error::new(Kind::Refused, text));
     }
     Ok(text)

@@ -17,7 +17,7 @@ use super::store_adapter::engine_error;
 use crate::error::{Error, Kind, Result};
 
 /// The largest response of a token service that is read, in bytes. A token has a few thousand.
-const TOKEN_RESPONSE_LIMIT: usize = 1 << 20;
+const MAX_TOKEN_RESPONSE_BYTES: usize = 1 << 20;
 
 /// A key, its expiry and where it came from.
 #[derive(Clone, Debug)]

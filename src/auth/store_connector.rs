@@ -21,7 +21,7 @@ use super::store_adapter::{engine_error, http_error};
 use super::{AuthKey, KeyCache};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
-use crate::http_client::{ERROR_BODY_LIMIT, UnreachableRetry, named_region};
+use crate::http_client::{MAX_ERROR_BODY_BYTES, UnreachableRetry, named_region};
 
 /// The header with what `object_store` signed of the content: its SHA-256, or that it did not.
 const CONTENT_HASH: &str = "x-amz-content-sha256";
@@ -116,7 +116,7 @@ impl StoreHttp {
             return Ok(answer);
         }
         let (head, body) = answer.into_parts();
-        let body = Limited::new(body, ERROR_BODY_LIMIT).collect().await;
+        let body = Limited::new(body, MAX_ERROR_BODY_BYTES).collect().await;
         let body = body.map_or_else(|_| Bytes::new(), |body| body.to_bytes());
         let text = std::str::from_utf8(&body).unwrap_or_default();
         match named_region(status, &head.headers, text).filter(|named| *named != used) {

@@ -36,7 +36,7 @@ impl SharedResources {
         read: impl Future<Output = Result<Vec<Bytes>>>,
     ) -> Result<Bytes> {
         let closed = || Error::new(Kind::Interrupted, "this node is shutting down");
-        let permit = self.send_budget.queue(len, urgency).granted().await.ok_or_else(closed)?;
+        let permit = self.send_budget.queue(len, urgency).await_grant().await.ok_or_else(closed)?;
         let bytes = match &read.await?[..] {
             [only] => only.clone(),
             pieces => pieces.concat().into(),

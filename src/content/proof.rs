@@ -74,7 +74,7 @@ impl Content {
             next.start = flight.extent().range().end;
             Some(flight)
         });
-        let stored = stream::iter(flights).map(|flight| async move { flight.stored().await });
+        let stored = stream::iter(flights).map(|flight| async move { flight.await_stored().await });
         stored.buffer_unordered(MAX_WHOLE_FLIGHTS).try_collect::<()>().await?;
         if self.finish() { self.became_whole().await.map(drop) } else { Ok(()) }
     }

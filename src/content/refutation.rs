@@ -5,6 +5,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::backoff::{Backoff, entropy};
 use crate::error::Error;
 
 /// How long the first refutation keeps a content from being fetched anew, and the longest: each wait is twice the one before. A
@@ -14,12 +15,13 @@ const REFETCH_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration:
 /// The refutations of one content.
 #[derive(Debug, Default)]
 pub(super) struct Refutation {
-    last: Mutex<Option<Refuted>>,
+    last: Mutex<Option<LastRefutation>>,
 }
 
 #[derive(Debug)]
-struct Refuted {
+struct LastRefutation {
     times: u32,
+    waits: Backoff,
     retry_at: Instant,
     error: Error,
 }
@@ -28,9 +30,10 @@ impl Refutation {
     /// Records why what came is not the content.
     pub(super) fn record(&self, error: Error) {
         let mut last = self.last.lock();
-        let times = last.as_ref().map_or(0, |last| last.times);
-        let wait = REFETCH_BACKOFF.0.saturating_mul(1 << times.min(16)).min(REFETCH_BACKOFF.1);
-        *last = Some(Refuted { times: times + 1, retry_at: Instant::now() + wait, error });
+        let first = || (0, Backoff::new(REFETCH_BACKOFF.0, REFETCH_BACKOFF.1, entropy()));
+        let (times, mut waits) = last.take().map_or_else(first, |last| (last.times, last.waits));
+        let retry_at = Instant::now() + waits.wait();
+        *last = Some(LastRefutation { times: times + 1, waits, retry_at, error });
     }
 
     /// How often the content was refuted.

@@ -103,7 +103,7 @@ impl Content {
             flight.deliver(*index, direct.block(*index).await?);
         }
         for (_, direct) in joined {
-            if let Err(error) = direct.stored().await {
+            if let Err(error) = direct.await_stored().await {
                 flight.record_store_failure(error);
             }
         }
@@ -120,7 +120,7 @@ impl Content {
     /// Waits for the end of all flights that are under way now.
     pub(crate) async fn await_flights(&self) {
         for flight in self.flights.all().into_iter().chain(self.direct_flights.all()) {
-            flight.stored().await.ok();
+            flight.await_stored().await.ok();
         }
     }
 
@@ -133,7 +133,7 @@ impl Content {
         let _flying = self.resources.metrics.start_flight();
         let budget = self.resources.budget(scope);
         let ticket = flight.queue(|urgency| budget.queue(held, urgency));
-        let permit = ticket.granted().await;
+        let permit = ticket.await_grant().await;
         let urgency = flight.leave_queue();
         let outcome = match self.fetch_missing(&flight, (scope, urgency)).await {
             Ok(FetchOutcome::Complete) => Ok(()),

@@ -119,7 +119,7 @@ impl ContentFixture {
             path: Bytes::from_static(b"model.bin"),
             version: Bytes::from_static(b"1"),
             sha256: None,
-            stored: crate::blob::Stored::default(),
+            stored: crate::blob::MirrorLocation::default(),
         }
     }
 
@@ -252,7 +252,7 @@ async fn fetch_with_wrong_bytes_and_next_tier_unreachable_fails_after_few_reques
         let away = ScriptedTier::new(&fixture.bytes, &[Fault::Fail(Kind::Unavailable)], true);
         let content = fixture.content(fixture.blob(true), None, &[&liar, &away]);
         let flight = content.join_or_start(0, 1, urgency).expect("nothing is here");
-        let error = flight.stored().await.expect_err("nobody has the right bytes");
+        let error = flight.await_stored().await.expect_err("nobody has the right bytes");
         assert_eq!(error.kind(), Kind::Corrupt, "{error}");
         assert!(error.to_string().contains("the origin: block 0 does not hash"), "{error}");
         assert_eq!(liar.requests.load(Relaxed) + away.requests.load(Relaxed), 6);
@@ -279,7 +279,7 @@ async fn read_with_full_cache_succeeds_and_stored_fails() {
     let mut failed = 0;
     for index in 0..10 {
         if let Some(flight) = content.join_or_start(index, 1, Urgency::Stage)
-            && let Err(error) = flight.stored().await
+            && let Err(error) = flight.await_stored().await
         {
             assert_eq!(error.kind(), Kind::NoSpace);
             failed += 1;

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use crate::backoff::jittered;
 use crate::digest::Digest;
 use crate::error::{Kind, Result};
 use crate::mirror::Mirror;
@@ -66,6 +67,6 @@ async fn lease(mirror: Mirror, snapshot: Weak<Snapshot>) {
             Err(error) if error.kind() == Kind::Refused => return,
             Err(error) => tracing::debug!(%error, "no lease on the mirror yet"),
         }
-        tokio::time::sleep(LEASE_RETRY_INTERVAL).await;
+        tokio::time::sleep(jittered(LEASE_RETRY_INTERVAL)).await;
     }
 }

@@ -29,7 +29,7 @@ const BLOCK_DEADLINE: Duration = Duration::from_secs(30);
 const SLOW_REQUEST_RATIO: u64 = 4;
 
 /// One request to a tier, or two at once for the same blocks.
-pub(super) struct Hedged<'a> {
+pub(super) struct HedgedRequest<'a> {
     context: &'a FetchContext<'a>,
     parallelism: &'a Parallelism,
     target: Target<'a>,
@@ -52,7 +52,7 @@ struct Window {
     all: u64,
 }
 
-impl<'a> Hedged<'a> {
+impl<'a> HedgedRequest<'a> {
     /// Asks for `extent`. Waits until the last tier can take one more request.
     pub async fn new(
         context: &'a FetchContext<'a>,

@@ -12,7 +12,7 @@ use crate::error::{Error, Kind, Result};
 use crate::tier::Body;
 
 /// How much of an error's body is read in search of its code, in bytes.
-pub(crate) const ERROR_BODY_LIMIT: usize = 64 << 10;
+pub(crate) const MAX_ERROR_BODY_BYTES: usize = 64 << 10;
 /// The region of a bucket, which S3 tells when it was asked in another.
 const BUCKET_REGION: HeaderName = HeaderName::from_static("x-amz-bucket-region");
 
@@ -32,7 +32,7 @@ pub(crate) async fn accept(response: Response) -> Result<Response> {
 pub(crate) async fn refusal(response: Response) -> (Error, Option<String>) {
     let status = response.status();
     let headers = response.headers().clone();
-    let body = read(response, ERROR_BODY_LIMIT).await.unwrap_or_default();
+    let body = read(response, MAX_ERROR_BODY_BYTES).await.unwrap_or_default();
     let text = std::str::from_utf8(&body).unwrap_or_default();
     let (code, region) = (code_of(text), named_region(status, &headers, text));
     let (kind, advice) = classify(status, code.as_deref());
@@ -112,7 +112,7 @@ pub(crate) fn transport_error(error: reqwest::Error) -> Error {
 pub(crate) fn explain_transport(error: &reqwest::Error, named: bool) -> Error {
     let (kind, text) = if error.is_timeout() && error.is_connect() {
         let text = silent(CONNECT_TIMEOUT).to_string();
-        return Error::with(Kind::Timeout, text.clone(), Unreachable(text));
+        return Error::with(Kind::Timeout, text.clone(), ConnectError(text));
     } else if error.is_timeout() {
         return silent(SILENCE_TIMEOUT);
     } else if let Some(refused) = unfollowed_redirect(error) {
@@ -148,10 +148,10 @@ pub(crate) fn explain_transport(error: &reqwest::Error, named: bool) -> Error {
 /// Why a server could not be reached, so that nothing was sent to it.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(super) struct Unreachable(pub(super) String);
+pub(super) struct ConnectError(pub(super) String);
 
 fn unreachable(error: &reqwest::Error, text: &str) -> Error {
-    Error::with(Kind::Unavailable, text, Unreachable(innermost(error)))
+    Error::with(Kind::Unavailable, text, ConnectError(innermost(error)))
 }
 
 /// Why a redirect may not be followed, where the policy or the resolver of a client found so.

@@ -7,7 +7,7 @@ use reqwest::header::{DATE, HeaderName, RETRY_AFTER};
 use reqwest::{Response, StatusCode};
 use tokio::time::Instant;
 
-use super::response::Unreachable;
+use super::response::ConnectError;
 use super::{CONNECT_TIMEOUT, header};
 use crate::backoff::{Backoff, entropy};
 use crate::error::{Error, Kind, Result};
@@ -70,7 +70,7 @@ impl UnreachableRetry {
 /// is given no more time than a connection takes: the next tier is not to wait for it.
 fn retry_deadline(error: &Error) -> Duration {
     match error.source() {
-        Some(cause) if cause.is::<Unreachable>() => CONNECT_TIMEOUT,
+        Some(cause) if cause.is::<ConnectError>() => CONNECT_TIMEOUT,
         _ => RETRY_DEADLINE,
     }
 }
@@ -129,7 +129,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn retry_of_unreachable_server_ends_within_the_connect_timeout() {
         let lost = || Error::new(Kind::Unavailable, "the connection was lost");
-        let unreachable = || Error::with(Kind::Unavailable, "no such name", Unreachable("silence".into()));
+        let unreachable = || Error::with(Kind::Unavailable, "no such name", ConnectError("silence".into()));
         assert_eq!((tries(lost).await, tries(unreachable).await), (4, 2));
     }
 

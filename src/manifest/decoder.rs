@@ -254,15 +254,15 @@ impl Manifest {
     ///
     /// # Errors
     /// Those of [`path`](Self::path).
-    pub fn place_of(&self, index: u32) -> Result<Vec<u8>> {
-        let mut place = self.source().as_bytes().to_vec();
+    pub fn origin_path(&self, index: u32) -> Result<Vec<u8>> {
+        let mut path = self.source().as_bytes().to_vec();
         if index > 0 && self.base.is_none() {
-            if !place.ends_with(b"/") {
-                place.push(b'/');
+            if !path.ends_with(b"/") {
+                path.push(b'/');
             }
-            place.extend(self.path(index)?);
+            path.extend(self.path(index)?);
         }
-        Ok(place)
+        Ok(path)
     }
 
     fn entry_record(&self, index: u32) -> Result<&EntryRecord> {

@@ -7,7 +7,7 @@ use zerocopy::IntoBytes;
 
 use super::binary::{self, BlobRecord, EntryRecord, Header};
 use super::{Entry, Node};
-use crate::blob::Stored;
+use crate::blob::MirrorLocation;
 use crate::block::Check;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
@@ -38,7 +38,7 @@ pub(super) struct BlobEntry<'a> {
     /// The SHA-256 that its origin publishes.
     pub sha256: Option<[u8; 32]>,
     /// The form in which the mirror stores it. Its place has at most 65,535 bytes.
-    pub stored: Stored,
+    pub stored: MirrorLocation,
 }
 
 /// The name of a blob: a [`Key`](crate::blob::Key) before it is made.
@@ -53,7 +53,7 @@ impl BlobEntry<'_> {
     /// The blob of all empty files.
     pub(super) fn empty() -> Self {
         let name = BlobName::Content(Digest::of(b""), None);
-        let (version, stored) = (Cow::default(), Stored::default());
+        let (version, stored) = (Cow::default(), MirrorLocation::default());
         BlobEntry { name, size: 0, entry: None, version, packed: false, sha256: None, stored }
     }
 
@@ -68,7 +68,7 @@ impl BlobEntry<'_> {
 
     /// The texts, in the order of the format.
     fn strings(&self) -> [&[u8]; 3] {
-        [&self.version, &self.stored.place, self.stored.ends.as_deref().unwrap_or_default()]
+        [&self.version, &self.stored.object_key, self.stored.ends.as_deref().unwrap_or_default()]
     }
 }
 
@@ -78,7 +78,7 @@ impl BlobEntry<'_> {
 /// Those of `contents`; [`Kind::Disk`](crate::error::Kind::Disk) and [`Kind::NoSpace`](crate::error::Kind::NoSpace) from
 /// `out`.
 pub(super) fn encode(contents: &impl ManifestContents, out: &mut dyn Write) -> Result<Digest> {
-    let out = Hashing { out, hasher: blake3::Hasher::new() };
+    let out = HashingWriter { out, hasher: blake3::Hasher::new() };
     // Large enough that the hash runs at full speed.
     let mut out = BufWriter::with_capacity(256 << 10, out);
     let mut put = |bytes: &[u8]| out.write_all(bytes).map_err(unwritten);
@@ -196,12 +196,12 @@ fn take(next: &mut u64, len: usize) -> u64 {
 }
 
 /// Hashes what passes through.
-struct Hashing<'a> {
+struct HashingWriter<'a> {
     out: &'a mut dyn Write,
     hasher: blake3::Hasher,
 }
 
-impl Write for Hashing<'_> {
+impl Write for HashingWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.out.write(bytes)?;
         self.hasher.update(&bytes[..written]);

@@ -4,7 +4,7 @@ use super::encoder::{BlobEntry, BlobName, ManifestContents};
 use super::row::{ListingRow, RowKind};
 use super::run::{RowCursor, SortedRun};
 use super::{Entry, Node, Slice, corrupt};
-use crate::blob::Stored;
+use crate::blob::MirrorLocation;
 use crate::error::Result;
 
 /// The entries of a listing, in the order of the format.
@@ -80,7 +80,7 @@ fn content<'a>(row: &ListingRow<'a>, entry: u32) -> BlobEntry<'a> {
         version: row.tail.into(),
         packed: false,
         sha256: row.sha256.copied(),
-        stored: Stored::default(),
+        stored: MirrorLocation::default(),
     }
 }
 

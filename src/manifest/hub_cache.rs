@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use super::encoder::{BlobEntry, BlobName, ManifestContents, encode};
 use super::{Entry, Manifest, Node, Slice, name, row};
-use crate::blob::Stored;
+use crate::blob::MirrorLocation;
 use crate::block::Check;
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
@@ -268,7 +268,7 @@ impl ManifestContents for HubCacheContents<'_> {
             version: Cow::Borrowed(content),
             packed: false,
             sha256: None,
-            stored: Stored::default(),
+            stored: MirrorLocation::default(),
         })
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::encoder::{BlobEntry, BlobName, ManifestContents, encode};
 use super::{Entry, Manifest, Node, Slice, corrupt};
-use crate::blob::Stored;
+use crate::blob::MirrorLocation;
 use crate::block::Check;
 use crate::digest::Digest;
 use crate::error::Result;
@@ -24,7 +24,7 @@ pub struct MirroredBlob {
     /// The checks of its blocks.
     pub checks: Arc<[Check]>,
     /// The form in which the mirror stores it.
-    pub stored: Stored,
+    pub stored: MirrorLocation,
 }
 
 /// A listing whose content is mirrored.

@@ -78,11 +78,11 @@ impl<'a> ListingRow<'a> {
 
     /// The order of the format: breadth first, each directory's entries by name. What has one path stands together.
     pub(super) fn order(&self, other: &ListingRow<'_>) -> Ordering {
-        self.place().cmp(&other.place()).then(self.what.cmp(&other.what))
+        self.sort_key().cmp(&other.sort_key()).then(self.what.cmp(&other.what))
     }
 
     /// The sort key of the row: its depth and path.
-    pub(super) fn place(&self) -> (u16, &[u8]) {
+    pub(super) fn sort_key(&self) -> (u16, &[u8]) {
         (self.depth, self.path)
     }
 

@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::*;
-use crate::blob::{Key, Stored};
+use crate::blob::{Key, MirrorLocation};
 use crate::block::{BLOCK, Check};
 use crate::digest::Digest;
 use crate::error::Result;

@@ -105,7 +105,7 @@ impl EngineMetrics {
 
     /// The counts up to now.
     pub fn totals(&self) -> EngineTotals {
-        let told = |tier: TierKind, name| {
+        let counted_by = |tier: TierKind, name| {
             let counted = self.of(tier);
             let requests = TierRequests {
                 bytes: counted.bytes.load(Relaxed),
@@ -118,9 +118,9 @@ impl EngineMetrics {
             (name, requests)
         };
         let tiers = [
-            told(TierKind::Peer, "peer"),
-            told(TierKind::Mirror, "mirror"),
-            told(TierKind::Origin, "origin"),
+            counted_by(TierKind::Peer, "peer"),
+            counted_by(TierKind::Mirror, "mirror"),
+            counted_by(TierKind::Origin, "origin"),
         ];
         let (flights_started, flights_in_progress) =
             (self.flights_started.load(Relaxed), self.flights_in_progress.load(Relaxed));

@@ -94,7 +94,7 @@ impl Mirror {
         since: DateTime<Utc>,
     ) -> Result<(MirrorRecord, bool)> {
         let mut record = draft.record()?;
-        let from = self.tenant_key(draft.place());
+        let from = self.tenant_key(draft.object_key());
         let there = self.record(&record.digest, since).await?;
         let new = there.is_none();
         let record = match there {
@@ -104,13 +104,13 @@ impl Mirror {
                 let named = self.key(ObjectKind::Blobs, &record.digest);
                 let len = draft.stored();
                 if len <= MAX_COPY_BYTES && self.copy(&from, &named, len).await? {
-                    record.stored.place = Bytes::new();
+                    record.stored.object_key = Bytes::new();
                 }
                 self.create_record(record).await?
             }
         };
         self.put_recipe(recipe, &record.digest).await?;
-        if record.stored.place != draft.place().as_bytes() {
+        if record.stored.object_key != draft.object_key().as_bytes() {
             self.delete(&from).await?;
         }
         Ok((record, new))
@@ -169,8 +169,8 @@ impl Mirror {
     }
 
     /// The key of a blob's object.
-    pub(super) fn blob_key(&self, digest: &Digest, stored: &crate::blob::Stored) -> Path {
-        match str::from_utf8(&stored.place) {
+    pub(super) fn blob_key(&self, digest: &Digest, stored: &crate::blob::MirrorLocation) -> Path {
+        match str::from_utf8(&stored.object_key) {
             Ok(place) if !place.is_empty() => self.tenant_key(place),
             _ => self.key(ObjectKind::Blobs, digest),
         }

@@ -191,7 +191,7 @@ impl Mirror {
     ///
     /// # Errors
     /// Those of the store and of [`MirrorLease::renew_now`].
-    pub async fn publish(&self, ours: &Ref, lease: Option<&MirrorLease>) -> Result<Ref> {
+    pub async fn commit_ref(&self, ours: &Ref, lease: Option<&MirrorLease>) -> Result<Ref> {
         if let Some(lease) = lease {
             // A lapsed lease kept no collector from deleting what the ref reaches.
             lease.renew_now().await?;
@@ -218,7 +218,7 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Kind::Busy`] where there is another one already; those of the store and of [`MirrorLease::renew_now`].
-    pub async fn publish_after(&self, generation: u64, ours: &Ref, lease: &MirrorLease) -> Result<()> {
+    pub async fn commit_ref_after(&self, generation: u64, ours: &Ref, lease: &MirrorLease) -> Result<()> {
         lease.renew_now().await?;
         if self.latest(&ours.key()).await?.generation == generation
             && self.create_generation(generation, ours, Some(lease)).await?

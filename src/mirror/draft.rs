@@ -25,7 +25,7 @@ use super::lease::{MirrorLease, Purpose};
 use super::multipart::UploadId;
 use super::record::MirrorRecord;
 use super::upload::Upload;
-use crate::blob::Stored;
+use crate::blob::MirrorLocation;
 use crate::block::Check;
 use crate::digest::Digest;
 use crate::error::Result;
@@ -120,7 +120,7 @@ impl Mirror {
         if drafts.is_empty() {
             return Ok(None);
         }
-        let live = self.live_adders(lease).await?;
+        let live = self.live_add_leases(lease).await?;
         let mut best: Option<(JournalEntry, DraftState)> = None;
         for found in drafts {
             let Some(state) = self.state(&found).await? else { continue };
@@ -152,11 +152,12 @@ impl Mirror {
     }
 
     /// The holders of live leases to add, but for that of `lease`.
-    async fn live_adders(&self, lease: &MirrorLease) -> Result<HashSet<String>> {
+    async fn live_add_leases(&self, lease: &MirrorLease) -> Result<HashSet<String>> {
         let now = lease.renew_now().await?;
-        let living = self.leases().await?.into_iter().filter(|found| found.is_live(now));
-        let adding = living.filter(|found| found.purpose == Purpose::Add && &found.key != lease.key());
-        Ok(adding.filter_map(|found| found.key.filename().map(str::to_owned)).collect())
+        let live_leases = self.leases().await?.into_iter().filter(|found| found.is_live(now));
+        let add_leases =
+            live_leases.filter(|found| found.purpose == Purpose::Add && &found.key != lease.key());
+        Ok(add_leases.filter_map(|found| found.key.filename().map(str::to_owned)).collect())
     }
 
     /// The drafts below `key`.
@@ -240,7 +241,7 @@ impl Draft {
     }
 
     /// The path of its object, below the tenant's.
-    pub(super) fn place(&self) -> &str {
+    pub(super) fn object_key(&self) -> &str {
         &self.journal.place
     }
 
@@ -330,8 +331,10 @@ impl Draft {
     /// # Errors
     /// [`Kind::Corrupt`](crate::error::Kind::Corrupt) when blocks lack.
     pub fn record(&self) -> Result<MirrorRecord> {
-        let stored =
-            Stored { place: self.place().to_owned().into(), ends: self.ends.clone().map(Bytes::from) };
+        let stored = MirrorLocation {
+            object_key: self.object_key().to_owned().into(),
+            ends: self.ends.clone().map(Bytes::from),
+        };
         let (digest, checks) = (Check::combine(self.size, &self.checks)?, Arc::from(&self.checks[..]));
         Ok(MirrorRecord { digest, size: self.size, checks, stored })
     }

@@ -20,6 +20,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 
 use super::catalog::Generations;
+use super::gc_report::GcReport;
 use super::index::{checkpoint_key, id_of};
 use super::keys::ObjectKind;
 use super::lease::{MirrorLease, Purpose};
@@ -33,22 +34,9 @@ use crate::task::blocking;
 /// How many objects are looked into or deleted at once.
 const GC_REQUESTS_IN_FLIGHT: usize = 32;
 
-/// The objects that a collection deleted, or would delete.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct GcReport {
-    /// Objects deleted.
-    pub objects: u64,
-    /// Total size of the objects deleted, in bytes.
-    pub bytes: u64,
-    /// Objects that nothing reaches, kept because they are young, or a running process may need them.
-    pub kept: u64,
-    /// Total size of the objects kept, in bytes.
-    pub kept_bytes: u64,
-}
-
 /// The objects that refs and leases reach.
 #[derive(Debug, Default)]
-struct Reachable {
+struct ReachableObjects {
     /// The keys of the sources that are mirrored.
     sources: HashSet<Digest>,
     manifests: HashSet<Digest>,
@@ -76,17 +64,19 @@ impl Mirror {
         let grace = TimeDelta::from_std(grace).unwrap_or(TimeDelta::MAX);
         let expired_before = now.checked_sub_signed(grace).unwrap_or(DateTime::<Utc>::MIN_UTC);
         let leases = self.leases().await?;
-        let (living, lapsed): (Vec<_>, Vec<_>) = leases.into_iter().partition(|found| found.is_live(now));
-        let adding = living.iter().filter(|found| found.purpose == Purpose::Add).map(|found| found.began);
-        let before = adding.fold(expired_before, DateTime::min);
+        let (live_leases, lapsed): (Vec<_>, Vec<_>) =
+            leases.into_iter().partition(|found| found.is_live(now));
+        let add_leases =
+            live_leases.iter().filter(|found| found.purpose == Purpose::Add).map(|found| found.began);
+        let before = add_leases.fold(expired_before, DateTime::min);
 
         let mut collector = Collector { mirror: self, before, dry, collected: GcReport::default() };
         let generations = self.generations(self.tenant_key(ObjectKind::Refs.name())).await?;
-        let serving = living.iter().filter_map(|found| match found.purpose {
+        let serving = live_leases.iter().filter_map(|found| match found.purpose {
             Purpose::Serve(manifest) => Some(manifest),
             _ => None,
         });
-        let mut reachable = Reachable::default();
+        let mut reachable = ReachableObjects::default();
         let outdated = self.roots(&generations, expired_before, &mut reachable).await?;
         for manifest in reachable.manifests.clone() {
             self.mark(&manifest, &mut reachable).await?;
@@ -111,7 +101,7 @@ impl Mirror {
         &self,
         generations: &Generations,
         expired_before: DateTime<Utc>,
-        reachable: &mut Reachable,
+        reachable: &mut ReachableObjects,
     ) -> Result<Vec<Path>> {
         let mut outdated = Vec::new();
         for (key, all) in generations {
@@ -143,7 +133,7 @@ impl Mirror {
     }
 
     /// Adds the blobs of a manifest to what is reached.
-    async fn mark(&self, digest: &Digest, reachable: &mut Reachable) -> Result<()> {
+    async fn mark(&self, digest: &Digest, reachable: &mut ReachableObjects) -> Result<()> {
         let Some(manifest) = self.manifest(digest).await? else {
             return Err(damaged(self.url_of(&self.key(ObjectKind::Manifests, digest)), "it is missing"));
         };
@@ -151,7 +141,7 @@ impl Mirror {
             let blob = manifest.blob(index)?;
             let Key::Content(digest) = blob.key else { continue };
             reachable.blobs.insert(digest);
-            if !blob.stored.place.is_empty() {
+            if !blob.stored.object_key.is_empty() {
                 reachable.places.insert(self.blob_key(&digest, &blob.stored));
             }
         }
@@ -170,7 +160,7 @@ struct Collector<'a> {
 
 impl Collector<'_> {
     /// Deletes what is not reached: records first, because a run that looks for a blob finds its record first.
-    async fn sweep(&mut self, reachable: &Reachable) -> Result<()> {
+    async fn sweep(&mut self, reachable: &ReachableObjects) -> Result<()> {
         let mut spared = HashSet::new();
         let mut dead = Vec::new();
         let mut records = self.mirror.list(self.mirror.tenant_key(ObjectKind::Records.name()));
@@ -240,7 +230,7 @@ impl Collector<'_> {
     }
 
     /// Deletes entries of the index whose checkpoints are removed.
-    async fn checkpoints(&mut self, reachable: &Reachable) -> Result<()> {
+    async fn checkpoints(&mut self, reachable: &ReachableObjects) -> Result<()> {
         let mut listed = self.mirror.list(self.mirror.tenant_key(ObjectKind::Checkpoints.name()));
         let mut gone = Vec::new();
         while let Some(meta) = listed.try_next().await? {
@@ -267,25 +257,25 @@ impl Collector<'_> {
     }
 
     /// Deletes the recipes of blobs that are gone.
-    async fn recipes(&mut self, reachable: &Reachable, spared: &HashSet<Digest>) -> Result<()> {
+    async fn recipes(&mut self, reachable: &ReachableObjects, spared: &HashSet<Digest>) -> Result<()> {
         let mirror = self.mirror;
         let listed = mirror.list(mirror.tenant_key(ObjectKind::Recipes.name()));
-        let looked = listed.map_ok(|meta| async move {
+        let checked = listed.map_ok(|meta| async move {
             let made = mirror
                 .get(&meta.location)
                 .await?
                 .and_then(|got| super::record::decode_recipe(&got.bytes, &digest_of(&meta.location)?));
             Ok((meta, made))
         });
-        let mut looked = looked.try_buffer_unordered(GC_REQUESTS_IN_FLIGHT);
+        let mut checked = checked.try_buffer_unordered(GC_REQUESTS_IN_FLIGHT);
         let mut gone = Vec::new();
-        while let Some((meta, made)) = looked.try_next().await? {
+        while let Some((meta, made)) = checked.try_next().await? {
             let is_live = made.is_some_and(|made| reachable.blobs.contains(&made) || spared.contains(&made));
             if !is_live && self.count(meta.last_modified, meta.size) {
                 gone.push(meta.location);
             }
         }
-        drop(looked);
+        drop(checked);
         self.delete(gone).await
     }
 

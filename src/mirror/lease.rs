@@ -4,12 +4,13 @@
 //! stops, it lapses; on the machine where its holder was killed, at once. All times are the store's own, so no two clocks need to
 //! agree.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use futures_util::TryStreamExt;
 use object_store::path::Path;
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -53,7 +54,7 @@ pub struct MirrorLease {
     began: DateTime<Utc>,
     term: Arc<Mutex<LeaseTerm>>,
     held: Option<oneshot::Sender<()>>,
-    beating: Option<JoinHandle<()>>,
+    renewal_task: Option<JoinHandle<()>>,
 }
 
 /// Whether a lease was renewed in time, by the store's clock: the one by which others judge it, and which does not stand still
@@ -123,8 +124,8 @@ impl Mirror {
         let (held, released) = oneshot::channel();
         let term = Arc::new(Mutex::new(LeaseTerm { renewed, lapsed: false }));
         let renew = renew(self.clone(), key.clone(), began, term.clone(), released);
-        let beating = Some(tokio::spawn(renew));
-        Ok(MirrorLease { mirror: self.clone(), key, began, term, held: Some(held), beating })
+        let renewal_task = Some(tokio::spawn(renew));
+        Ok(MirrorLease { mirror: self.clone(), key, began, term, held: Some(held), renewal_task })
     }
 
     /// Makes sure that only the holder of the lease `own` writes to an exclusive mirror. Of two that begin at
@@ -203,7 +204,7 @@ impl MirrorLease {
     /// [`Kind::Unavailable`] when it has lapsed meanwhile; those of the store.
     pub async fn renew_now(&self) -> Result<DateTime<Utc>> {
         let now = self.mirror.renew(&self.key, Some(self.began)).await?;
-        if !self.term.lock().unwrap_or_else(PoisonError::into_inner).renew(now) {
+        if !self.term.lock().renew(now) {
             let text = format!(
                 "the lease {} could not be renewed for {LEASE_TTL:?}; try again: what was copied is kept",
                 self.mirror.url_of(&self.key)
@@ -216,9 +217,9 @@ impl MirrorLease {
     /// Releases the lease, and waits until its object is deleted.
     pub async fn release(mut self) {
         self.held = None;
-        if let Some(beating) = self.beating.take() {
+        if let Some(renewal_task) = self.renewal_task.take() {
             // A lease that can't be deleted lapses.
-            timeout(RELEASE_TIMEOUT, beating).await.ok();
+            timeout(RELEASE_TIMEOUT, renewal_task).await.ok();
         }
     }
 }
@@ -233,7 +234,7 @@ async fn renew(
 ) {
     while timeout(RENEW_INTERVAL, &mut released).await.is_err() {
         match mirror.renew(&key, Some(began)).await {
-            Ok(now) => _ = term.lock().unwrap_or_else(PoisonError::into_inner).renew(now),
+            Ok(now) => _ = term.lock().renew(now),
             Err(error) => tracing::warn!(%error, "a lease of the mirror could not be renewed"),
         }
     }
@@ -291,7 +292,7 @@ mod tests {
 
     /// Makes it as if the lease had last been renewed longer ago than it lasts, as of a machine that slept.
     fn let_lapse(lease: &MirrorLease, directory: &Path) {
-        lease.term.lock().expect("a term").renewed -= TimeDelta::from_std(LEASE_TTL).expect("minutes");
+        lease.term.lock().renewed -= TimeDelta::from_std(LEASE_TTL).expect("minutes");
         let object =
             File::options().write(true).open(directory.join(lease.key.as_ref())).expect("its object");
         let then = object.metadata().and_then(|meta| meta.modified()).expect("a time") - LEASE_TTL;
@@ -309,10 +310,10 @@ mod tests {
         let now = first.renew_now().await.expect("held");
         let_lapse(&first, directory.path());
         let second = mirror.lease(Purpose::Add).await.expect("the first has lapsed");
-        let theirs = mirror.publish(&listed(now, "s3://b"), Some(&second)).await.expect("published");
+        let theirs = mirror.commit_ref(&listed(now, "s3://b"), Some(&second)).await.expect("published");
         let later = now + TimeDelta::seconds(1);
         for source in ["s3://b", "s3://new"] {
-            let error = mirror.publish(&listed(later, source), Some(&first)).await.expect_err("lapsed");
+            let error = mirror.commit_ref(&listed(later, source), Some(&first)).await.expect_err("lapsed");
             assert!(error.kind() == Kind::Unavailable && error.to_string().contains("try again"), "{error}");
         }
         assert_eq!(mirror.refs().await.expect("listed").len(), 1);

@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 use std::time::SystemTime;
 
-use super::gc::GcReport;
+use super::gc_report::GcReport;
 
 /// Deletes the unfinished objects below `root` that were last written before `before`; when `dry`, only counts them.
 ///

@@ -199,18 +199,21 @@ mod tests {
             "<?xml version=\"1.0\"?>\n<Error><Code>SignatureDoesNotMatch</Code><Message>hush</Message></Error>",
         );
         const PAGE: Answer = ("405 Method Not Allowed", "<html><body>hush</body></html>");
-        for (answers, failed, said) in [
+        for (answers, failed, message) in [
             (&[DENIED][..], "cannot read s3://bucket/format.json", "403 Forbidden, SignatureDoesNotMatch"),
             (&[NONE, PAGE], "cannot write s3://bucket/format.json", "405 Method Not Allowed"),
         ] {
             let (endpoint, server) = service(answers).await;
-            let said = format!("{failed} at {endpoint}: the server returned {said}");
+            let message = format!("{failed} at {endpoint}: the server returned {message}");
             let s3 = Some(S3Access { anonymous: true, endpoint: Some(endpoint), ..S3Access::default() });
             let error = founded("s3://bucket", &Access { s3, ..Access::default() })
                 .init()
                 .await
                 .expect_err("refused");
-            assert!(error.to_string().starts_with(&said) && !error.to_string().contains("hush"), "{error}");
+            assert!(
+                error.to_string().starts_with(&message) && !error.to_string().contains("hush"),
+                "{error}"
+            );
             server.await.expect("served");
         }
         let s3 = Some(S3Access {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::blob::Stored;
+use crate::blob::MirrorLocation;
 use crate::block::{self, Check};
 use crate::digest::Digest;
 
@@ -36,7 +36,7 @@ pub struct MirrorRecord {
     /// The checks of its blocks.
     pub checks: Arc<[Check]>,
     /// The place and form in the mirror.
-    pub stored: Stored,
+    pub stored: MirrorLocation,
 }
 
 impl MirrorRecord {
@@ -47,10 +47,11 @@ impl MirrorRecord {
             version: VERSION.into(),
             encoding: u32::from(self.stored.ends.is_some()).into(),
             size: self.size.into(),
-            place_len: (self.stored.place.len() as u64).into(),
+            place_len: (self.stored.object_key.len() as u64).into(),
         };
         let ends = self.stored.ends.as_deref().unwrap_or_default();
-        let mut record = [head.as_bytes(), self.checks.as_bytes(), ends, &self.stored.place[..]].concat();
+        let mut record =
+            [head.as_bytes(), self.checks.as_bytes(), ends, &self.stored.object_key[..]].concat();
         let digest = Digest::of(&record);
         record.extend_from_slice(&digest.0);
         record
@@ -74,10 +75,11 @@ impl MirrorRecord {
             1 => Some(take(blocks.checked_mul(8)?)?),
             _ => return None,
         };
-        let place = take(usize::try_from(head.place_len.get()).ok()?)?;
-        let stored = Stored { place, ends };
+        let object_key = take(usize::try_from(head.place_len.get()).ok()?)?;
+        let stored = MirrorLocation { object_key, ends };
         let proved = Check::combine(size, &checks).ok()? == *digest;
-        let whole = rest.is_empty() && stored.len(size).is_some() && str::from_utf8(&stored.place).is_ok();
+        let whole =
+            rest.is_empty() && stored.len(size).is_some() && str::from_utf8(&stored.object_key).is_ok();
         (proved && whole).then_some(Self { digest: *digest, size, checks, stored })
     }
 }
@@ -114,7 +116,7 @@ mod tests {
         let checks: Arc<[Check]> = Arc::new([Check([1; 32]), Check([2; 32])]);
         let digest = Check::combine(size, &checks).expect("two");
         let ends = ends.map(|ends| ends.iter().flat_map(|e| e.to_le_bytes()).collect());
-        MirrorRecord { digest, size, checks, stored: Stored { place: "uploads/x".into(), ends } }
+        MirrorRecord { digest, size, checks, stored: MirrorLocation { object_key: "uploads/x".into(), ends } }
     }
 
     #[test]

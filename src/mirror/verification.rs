@@ -90,15 +90,15 @@ impl Mirror {
             }
             Err(e) => Some(Err(e)),
         });
-        let looked = stream::iter(new).map(|blob| async move {
+        let checked = stream::iter(new).map(|blob| async move {
             let blob = blob?;
             progress.blobs.fetch_add(1, Ordering::Relaxed);
             let fault = if deep { self.read_all(&blob).await } else { self.check_object(&blob).await }.err();
             progress.stored.fetch_add(blob.stored.len(blob.size).unwrap_or_default(), Ordering::Relaxed);
             Ok((blob, fault))
         });
-        let mut looked = looked.buffer_unordered(if deep { READS_IN_FLIGHT } else { HEADS_IN_FLIGHT });
-        while let Some((blob, fault)) = looked.try_next().await? {
+        let mut checked = checked.buffer_unordered(if deep { READS_IN_FLIGHT } else { HEADS_IN_FLIGHT });
+        while let Some((blob, fault)) = checked.try_next().await? {
             let Some(fault) = fault else { continue };
             if fault.kind() != Kind::Corrupt {
                 return Err(fault);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::blob::Stored;
+use crate::blob::MirrorLocation;
 use crate::block::Check;
 use crate::error::Result;
 use crate::mirror::frames;
@@ -60,13 +60,13 @@ impl FrameEnds {
         }
     }
 
-    pub(super) fn stored(self) -> Stored {
+    pub(super) fn stored(self) -> MirrorLocation {
         let ends = (self.form == BlobEncoding::Frames).then(|| self.ends.into());
-        Stored { place: Bytes::new(), ends }
+        MirrorLocation { object_key: Bytes::new(), ends }
     }
 }
 
 /// The record of a blob with these checks.
-pub(super) fn record(size: u64, checks: Vec<Check>, stored: Stored) -> Result<MirrorRecord> {
+pub(super) fn record(size: u64, checks: Vec<Check>, stored: MirrorLocation) -> Result<MirrorRecord> {
     Ok(MirrorRecord { digest: Check::combine(size, &checks)?, size, checks: Arc::from(checks), stored })
 }

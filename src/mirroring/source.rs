@@ -26,12 +26,12 @@ pub struct MirrorSource {
     /// files of this machine.
     pub hash_first: bool,
     /// The earlier state of the source that it replaces.
-    pub succession: Succession,
+    pub previous: PreviousState,
 }
 
 /// The earlier state of a source that a mirrored one replaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Succession {
+pub enum PreviousState {
     /// One that was listed earlier: anybody may mirror the source.
     #[default]
     LatestListing,
@@ -43,16 +43,16 @@ pub enum Succession {
 
 impl MirrorSource {
     /// All that `origin`, a local directory, lists, as the source `name`.
-    pub fn local(name: String, origin: Arc<dyn Origin>, succession: Succession) -> Self {
+    pub fn local(name: String, origin: Arc<dyn Origin>, previous: PreviousState) -> Self {
         // The local path is not recorded in the mirror.
         let origin = Arc::new(NamedOrigin::new(name.clone(), origin));
         let (executable, patterns, identity) = (Vec::new(), Patterns::default(), name.clone());
-        Self { name, identity, executable, patterns, origin, hash_first: true, succession }
+        Self { name, identity, executable, patterns, origin, hash_first: true, previous }
     }
 
     /// The checkpoint `id`, with the content of `origin`, a local directory.
     pub fn checkpoint(id: &CheckpointId, origin: Arc<dyn Origin>) -> Self {
-        Self::local(id.to_string(), origin, Succession::OneWriter)
+        Self::local(id.to_string(), origin, PreviousState::OneWriter)
     }
 
     /// The identity of the tree that it becomes.

@@ -122,7 +122,7 @@ fn source_of(name: &str, origin: Arc<dyn Origin>) -> MirrorSource {
         patterns,
         origin,
         hash_first: false,
-        succession: Default::default(),
+        previous: Default::default(),
     }
 }
 

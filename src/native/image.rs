@@ -263,7 +263,7 @@ impl Image<'_> {
             }
             Node::Directory(_) => None,
         };
-        xattrs.add("bdnfs.source", &manifest.place_of(index)?);
+        xattrs.add("bdnfs.source", &manifest.origin_path(index)?);
         if let Some(bytes) = local {
             xattrs.add("bdnfs.local", format!("{bytes}/{bytes}").as_bytes());
         }

@@ -43,7 +43,7 @@ use crate::tier::{Body, Origin, Tier, TierKind, Urgency};
 /// The URL of the Hub, where no other is given.
 const HUB_URL: &str = "https://huggingface.co";
 /// The largest description of a revision that is read, in bytes. It names all files, so it can be long.
-const REVISION_SIZE_LIMIT: usize = 64 << 20;
+const MAX_REVISION_BYTES: usize = 64 << 20;
 /// How many parts of a path are tried as a part of the revision, each with a request. Few branches have more than one slash.
 const REVISION_PARTS_LIMIT: usize = 8;
 
@@ -131,7 +131,7 @@ async fn resolve_revision(api: &HubApi, revision: &str) -> Result<ResolvedCommit
         return Err(Error::new(Kind::Invalid, format!("{revision:?} is not a valid revision")));
     }
     let answer = api.get(api.view("revision", revision)).await?;
-    let text = http_client::read(answer, REVISION_SIZE_LIMIT).await?;
+    let text = http_client::read(answer, MAX_REVISION_BYTES).await?;
     let commit: Option<ResolvedCommit> = serde_json::from_slice(&text).ok();
     let is_sha = |sha: &str| sha.len() >= 40 && sha.bytes().all(|b| b.is_ascii_hexdigit());
     commit.filter(|commit| is_sha(&commit.sha)).ok_or_else(|| {

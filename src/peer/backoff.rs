@@ -6,11 +6,13 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
+use crate::backoff::{Backoff, entropy};
+
 /// How long a peer that sent wrong bytes is banned.
 pub const CORRUPTION_BAN: Duration = Duration::from_secs(5 * 60);
 
 /// How long a peer that did not respond is not asked: at first as long as gossip may need to notice, then twice as long each time,
-/// up to the second value. Each request to a dead peer costs up to a second.
+/// up to the second value, less the jitter. Each request to a dead peer costs up to a second.
 const BACKOFF_RANGE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
 
 /// A peer that was heard within the first time, and finished a response within the second, is busy and not gone when one of its
@@ -41,7 +43,7 @@ pub enum PeerState {
 struct PeerBackoff {
     since: Instant,
     until: Instant,
-    duration: Duration,
+    waits: Backoff,
     banned: bool,
 }
 
@@ -94,12 +96,9 @@ impl BackoffTable {
         if backoffs.get(id).is_some_and(|backoff| now < backoff.until) {
             return false;
         }
-        let duration =
-            backoffs.get(id).map_or(BACKOFF_RANGE.0, |backoff| (backoff.duration * 2).min(BACKOFF_RANGE.1));
-        backoffs.insert(
-            id.to_owned(),
-            PeerBackoff { since: now, until: now + duration, duration, banned: false },
-        );
+        let mut waits = backoffs.remove(id).map_or_else(first_waits, |backoff| backoff.waits);
+        let until = now + waits.wait();
+        backoffs.insert(id.to_owned(), PeerBackoff { since: now, until, waits, banned: false });
         true
     }
 
@@ -122,9 +121,10 @@ impl BackoffTable {
 
     /// Bans `id`, which sent wrong bytes.
     pub fn ban_for_corruption(&self, id: &str) {
-        let now = Instant::now();
-        let ban =
-            PeerBackoff { since: now, until: now + CORRUPTION_BAN, duration: BACKOFF_RANGE.0, banned: true };
+        let (now, mut waits) = (Instant::now(), first_waits());
+        // What comes after the ban is not the first failure.
+        waits.wait();
+        let ban = PeerBackoff { since: now, until: now + CORRUPTION_BAN, waits, banned: true };
         self.backoffs.lock().insert(id.to_owned(), ban);
     }
 
@@ -163,6 +163,11 @@ impl BackoffTable {
     }
 }
 
+/// The waits after the failures of a peer.
+fn first_waits() -> Backoff {
+    Backoff::new(BACKOFF_RANGE.0, BACKOFF_RANGE.1, entropy())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,7 +181,7 @@ mod tests {
         tokio::time::advance(BACKOFF_RANGE.0).await;
         assert!(backoffs.is_available("a"));
         assert!(backoffs.record_failure("a"));
-        tokio::time::advance(BACKOFF_RANGE.0).await;
+        tokio::time::advance(BACKOFF_RANGE.0 - Duration::from_millis(1)).await;
         assert!(!backoffs.is_available("a"), "twice as long");
         backoffs.record_success("a");
         assert!(backoffs.is_available("a"));
@@ -226,7 +231,8 @@ mod tests {
         let backoffs = BackoffTable::default();
         assert_eq!(backoffs.state_of("a"), PeerState::Available);
         backoffs.record_failure("a");
-        assert_eq!(backoffs.state_of("a"), PeerState::BackingOff(BACKOFF_RANGE.0));
+        let PeerState::BackingOff(left) = backoffs.state_of("a") else { panic!("not backing off") };
+        assert!(BACKOFF_RANGE.0 / 2 <= left && left <= BACKOFF_RANGE.0, "{left:?}");
         backoffs.ban_for_corruption("a");
         tokio::time::advance(Duration::from_secs(60)).await;
         assert_eq!(backoffs.state_of("a"), PeerState::Banned(CORRUPTION_BAN - Duration::from_secs(60)));

@@ -162,7 +162,7 @@ impl Peers {
     }
 
     /// The member that this node announced itself as when it started.
-    pub fn me(&self) -> &Member {
+    pub fn local_member(&self) -> &Member {
         &self.me
     }
 
@@ -176,8 +176,8 @@ impl Peers {
     /// The members that host `tenant`, this node among them; draining ones, too.
     fn hosting_members(&self, tenant: &str) -> Vec<Arc<Member>> {
         let tenant = token(&[tenant.as_bytes()]);
-        let fit = |m: &&Arc<Member>| m.protocol == PROTOCOL && m.hosts(tenant);
-        self.members.live().iter().filter(fit).cloned().collect()
+        let is_eligible = |m: &&Arc<Member>| m.protocol == PROTOCOL && m.hosts(tenant);
+        self.members.live().iter().filter(is_eligible).cloned().collect()
     }
 
     /// The members that may own blocks of `tenant`, this node among them: all, and those that are available.
@@ -230,11 +230,11 @@ impl Peers {
             Candidate::Holder => {
                 let held = snapshot_token(tenant, snapshot);
                 let live = self.members.live();
-                let fit = |m: &&Arc<Member>| {
+                let is_eligible = |m: &&Arc<Member>| {
                     m.protocol == PROTOCOL && m.holds.contains(&held) && self.is_available(m)
                 };
-                let holders: Vec<_> = live.iter().filter(fit).collect();
-                rendezvous::choose_holder(group, &self.me, &holders).cloned()
+                let holders: Vec<_> = live.iter().filter(is_eligible).collect();
+                rendezvous::choose_source_peer(group, &self.me, &holders).cloned()
             }
         };
         chosen.filter(|peer| peer.id != self.me.id)

@@ -40,7 +40,7 @@ pub fn owners(group: BlockGroup, members: &[Arc<Member>]) -> [Option<&Arc<Member
 
 /// Chooses the one of `holders` that the node `me` asks for `group`: of its own zone where there is one. Each node has its own
 /// order, so that all holders share the work.
-pub fn choose_holder<'a>(
+pub fn choose_source_peer<'a>(
     group: BlockGroup,
     me: &Member,
     holders: &[&'a Arc<Member>],
@@ -213,7 +213,7 @@ mod tests {
         let mut asked = HashMap::new();
         for me in &members {
             for group in groups().take(100) {
-                let held = choose_holder(group, me, &holders).expect("others hold it");
+                let held = choose_source_peer(group, me, &holders).expect("others hold it");
                 assert_ne!(held.id, me.id);
                 assert_eq!(held.zone, me.zone);
                 *asked.entry(held.id.clone()).or_insert(0) += 1;
@@ -221,6 +221,6 @@ mod tests {
         }
         // A hundred each on average, seven senders or three.
         assert!(asked.len() == 12 && asked.values().all(|n| (50..160).contains(n)), "{asked:?}");
-        assert!(choose_holder(BlockGroup(1), &members[0], &holders[..1]).is_none(), "nobody but itself");
+        assert!(choose_source_peer(BlockGroup(1), &members[0], &holders[..1]).is_none(), "nobody but itself");
     }
 }

@@ -27,7 +27,7 @@ use super::server::listener;
 use super::server::{BlockProvider, PeerServer};
 use super::wire::{BlockRequest, BlockResponse, Frame, Role};
 use super::{Member, PROTOCOL, token};
-use crate::blob::{Blob, Key, Stored};
+use crate::blob::{Blob, Key, MirrorLocation};
 use crate::block::{self, Arrival, BLOCK, Check};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
@@ -65,7 +65,7 @@ impl MemoryBlocks {
         let digest = Digest::of(&content);
         self.blobs.lock().insert(digest, content);
         let (path, version) = Default::default();
-        let stored = Stored::default();
+        let stored = MirrorLocation::default();
         Blob { key: Key::Content(digest), size, checks: Some(checks), path, version, sha256: None, stored }
     }
 }

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 /// The first and the largest window: a small part of the budget.
-const INITIAL_WINDOW: u64 = 4 << 20;
-const MAX_WINDOW: u64 = 64 << 20;
+const INITIAL_WINDOW_BYTES: u64 = 4 << 20;
+const MAX_WINDOW_BYTES: u64 = 64 << 20;
 
 /// How many requests may fly ahead of one reader. On a slow link, where extents are short, more of them would only take
 /// bandwidth from readers that wait for a block now.
@@ -12,7 +12,7 @@ const REQUESTS_AHEAD: u64 = 8;
 
 /// Distance from the expected offset within which a read is still sequential: the kernel reads ahead in
 /// several requests, and they arrive in any order.
-const REORDER_SLACK: u64 = 8 << 20;
+const REORDER_SLACK_BYTES: u64 = 8 << 20;
 
 /// The read-ahead window of one reader.
 #[derive(Debug, Default)]
@@ -29,8 +29,8 @@ impl ReadAhead {
     /// requests of `extent` bytes.
     pub fn advance(&mut self, range: &Range<u64>, len: u64, extent: u64) -> Range<u64> {
         let near = self.next > 0
-            && range.start <= self.next + REORDER_SLACK
-            && range.start + REORDER_SLACK >= self.next;
+            && range.start <= self.next + REORDER_SLACK_BYTES
+            && range.start + REORDER_SLACK_BYTES >= self.next;
         if !near {
             *self = Self { next: range.end, size: 0, asked: range.end };
             return 0..0;
@@ -39,7 +39,8 @@ impl ReadAhead {
             return 0..0;
         }
         self.next = range.end;
-        self.size = (self.size * 2).clamp(INITIAL_WINDOW, MAX_WINDOW.min(REQUESTS_AHEAD * extent));
+        self.size =
+            (self.size * 2).clamp(INITIAL_WINDOW_BYTES, MAX_WINDOW_BYTES.min(REQUESTS_AHEAD * extent));
         let from = self.asked.max(range.end);
         let to = (range.end + self.size).min(len);
         // In steps of half the window, so that requests stay long.
@@ -66,7 +67,7 @@ mod tests {
                 assert_eq!(ahead.start, covered.max(start + step), "nothing left out, nothing asked twice");
                 covered = ahead.end;
             }
-            assert!(covered <= start + step + MAX_WINDOW);
+            assert!(covered <= start + step + MAX_WINDOW_BYTES);
             assert!(start < 2 * step || covered > start + step || covered == len, "ahead at {start}");
         }
         assert_eq!(covered, len);

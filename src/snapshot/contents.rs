@@ -17,7 +17,7 @@ use crate::fetch::Ladder;
 /// The contents in use, so that all who use one blob share its flights.
 #[derive(Debug, Default)]
 pub struct Contents {
-    live: Mutex<Live>,
+    live: Mutex<ContentTable>,
 }
 
 impl RemovalListener for Contents {
@@ -29,7 +29,7 @@ impl RemovalListener for Contents {
 }
 
 #[derive(Debug, Default)]
-struct Live {
+struct ContentTable {
     by_key: HashMap<Key, Weak<Content>>,
     /// The size at which dead entries are removed from the map.
     sweep_at: usize,

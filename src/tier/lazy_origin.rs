@@ -11,7 +11,7 @@ use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 use tokio::sync::OnceCell;
 
 use super::{Body, Origin, Tier, TierKind, Urgency};
-use crate::blob::{Blob, Key, Stored};
+use crate::blob::{Blob, Key, MirrorLocation};
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{Manifest, PackedFile};
 
@@ -81,7 +81,7 @@ fn file(source: &str, part: &PackedFile) -> Blob {
         path: part.path.clone(),
         version: part.version.clone(),
         sha256: None,
-        stored: Stored::default(),
+        stored: MirrorLocation::default(),
     }
 }
 

@@ -9,7 +9,7 @@ use futures_util::{FutureExt, StreamExt, stream};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{Body, Origin, Tier, TierKind, Urgency};
-use crate::blob::{Blob, Key, Stored};
+use crate::blob::{Blob, Key, MirrorLocation};
 use crate::block::BLOCK;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{ListedFile, Listing};
@@ -59,7 +59,7 @@ impl MemoryTier {
             path: path.to_vec().into(),
             version: version.into(),
             sha256: None,
-            stored: Stored::default(),
+            stored: MirrorLocation::default(),
         })
     }
 

@@ -71,7 +71,7 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::blob::{Key, Stored};
+    use crate::blob::{Key, MirrorLocation};
     use crate::block::{BLOCK, Check};
     use crate::cache::Limits;
     use crate::cache::layout::BlobFile;
@@ -116,7 +116,7 @@ mod tests {
                 path: name.to_owned().into(),
                 version: version.unwrap_or_default().into(),
                 sha256: None,
-                stored: Stored::default(),
+                stored: MirrorLocation::default(),
             };
             assert_eq!(sealed.move_file(&cache, &blob).expect("no fault"), is_moved, "{name}");
             let part = cache.layout().stat(&key, BlobFile::Part).map(|stat| stat.st_ino);

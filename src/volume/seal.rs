@@ -18,11 +18,11 @@ use crate::error::{Error, Kind, Result};
 
 /// How many files of a unit are held open from the seal to the end of their upload, the largest first: their deletion can't tear
 /// what is being uploaded. Of a unit with more, the rest is given up when it is deleted.
-const HELD_FILES_MAX: usize = 4096;
+const MAX_HELD_FILES: usize = 4096;
 /// Up to how many files are flushed one by one; of more, the whole file system is.
-const FLUSHED_FILES_MAX: usize = 64;
+const MAX_FLUSHED_FILES: usize = 64;
 /// The most units that a directory may have.
-const UNITS_MAX: usize = 10_000;
+const MAX_UNITS: usize = 10_000;
 
 /// The files of each unit of a directory, by the names of the units.
 pub type Seals = BTreeMap<String, Seal>;
@@ -118,8 +118,8 @@ impl Scan {
                 seal.links.insert(EncodedPath(path), (EncodedPath(target), at));
             }
         }
-        if seals.len() > UNITS_MAX {
-            return Err(Error::new(Kind::Invalid, format!("there are more than {UNITS_MAX} checkpoints")));
+        if seals.len() > MAX_UNITS {
+            return Err(Error::new(Kind::Invalid, format!("there are more than {MAX_UNITS} checkpoints")));
         }
         Ok((seals, skipped))
     }
@@ -183,7 +183,7 @@ impl Seal {
         };
         let mut largest: Vec<_> = self.files.iter().collect();
         largest.sort_by_key(|(_, file)| std::cmp::Reverse(file.size));
-        let few = largest.len() <= FLUSHED_FILES_MAX;
+        let few = largest.len() <= MAX_FLUSHED_FILES;
         if !few {
             rustix::fs::syncfs(directory.descriptor()).map_err(|e| fault(b"", e))?;
         }
@@ -205,7 +205,7 @@ impl Seal {
             if !is_same() {
                 return Ok(SealOutcome::Busy);
             }
-            if held.len() < HELD_FILES_MAX {
+            if held.len() < MAX_HELD_FILES {
                 held.insert(path.clone(), Arc::new(opened));
             }
         }

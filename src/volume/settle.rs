@@ -20,10 +20,10 @@ const COMPLETE_QUIET_PERIOD: Duration = Duration::from_secs(60);
 
 /// The units of a directory, and since when each is as it is.
 #[derive(Debug, Default)]
-pub struct Settling {
+pub struct SettleTracker {
     units: BTreeMap<String, UnitState>,
-    /// How many looks there were so far.
-    looks: u64,
+    /// How many scans there were so far.
+    scans: u64,
 }
 
 /// A unit as the last look found it.
@@ -42,7 +42,7 @@ pub struct UnitState {
     /// The look that first found it.
     begun: u64,
     /// The look that first found it so.
-    changed_look: u64,
+    changed_scan: u64,
     /// Whether a file in it or a tracker says that it is complete, and nothing in it was written after that.
     marked: bool,
     /// Whether the next one has begun since it changed.
@@ -75,12 +75,12 @@ impl UnitState {
     }
 }
 
-impl Settling {
+impl SettleTracker {
     /// Records what a walk found of each unit at the time `now`, counted from any moment, and which units trackers name,
     /// with when each tracker was written.
     pub fn observe(&mut self, found: &Seals, tracked: &[(String, FileTime)], now: Duration) {
         self.units.retain(|name, _| found.contains_key(name));
-        self.looks += 1;
+        self.scans += 1;
         for (name, seal) in found {
             let fingerprint = seal.fingerprint();
             let state = self.units.entry(name.clone()).or_insert_with(|| UnitState {
@@ -89,15 +89,15 @@ impl Settling {
                 bytes: 0,
                 written: (0, 0),
                 changed: now,
-                begun: self.looks,
-                changed_look: self.looks,
+                begun: self.scans,
+                changed_scan: self.scans,
                 marked: false,
                 followed: false,
                 without_leases: false,
             });
             if state.fingerprint != fingerprint {
                 (state.fingerprint, state.changed) = (fingerprint, now);
-                (state.changed_look, state.followed) = (self.looks, false);
+                (state.changed_scan, state.followed) = (self.scans, false);
             }
             (state.files, state.bytes, state.written) = (seal.files.len(), seal.bytes(), seal.written());
             let is_tracked = tracked.iter().any(|(unit, at)| unit == name && *at >= state.written);
@@ -105,7 +105,7 @@ impl Settling {
         }
         let newest = self.units.iter().filter(|(name, _)| *name != LOOSE).map(|(_, unit)| unit.begun).max();
         for (_, state) in self.units.iter_mut().filter(|(name, _)| *name != LOOSE) {
-            state.followed |= newest.is_some_and(|newest| state.changed_look < newest);
+            state.followed |= newest.is_some_and(|newest| state.changed_scan < newest);
         }
     }
 
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn unit_is_settled_after_ten_quiet_seconds_and_two_with_a_hint() {
-        let mut settling = Settling::default();
+        let mut settling = SettleTracker::default();
         let plain = scan(&[("a/model", 1)]);
         settling.observe(&plain, &[], at(0));
         assert!(
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn unit_is_complete_by_the_next_one_a_good_end_or_a_minute_of_quiet() {
-        let mut settling = Settling::default();
+        let mut settling = SettleTracker::default();
         settling.observe(&scan(&[("a/model", 1)]), &[], at(0));
         let a = settling.units()["a"].clone();
         assert!(!a.is_complete(at(59), false, false) && a.is_complete(at(60), false, false));
@@ -197,8 +197,9 @@ mod tests {
 
     #[test]
     fn unit_that_changes_is_complete_only_by_a_hint_after_that() {
-        let mut settling = Settling::default();
-        let is_complete = |settling: &Settling, now| settling.units()["a"].is_complete(at(now), false, false);
+        let mut settling = SettleTracker::default();
+        let is_complete =
+            |settling: &SettleTracker, now| settling.units()["a"].is_complete(at(now), false, false);
         settling.observe(&scan(&[("a/model", 1)]), &[], at(0));
         settling.observe(&scan(&[("a/model", 1), ("b/model", 1)]), &[], at(1));
         assert!(is_complete(&settling, 1), "the next one has begun");
@@ -210,10 +211,10 @@ mod tests {
             let mut marked = scan(&[("a/model", 3), ("a/.metadata", 1)]);
             let seal = marked.get_mut("a").expect("the unit");
             seal.files.get_mut(&seal.path_of(b".metadata")).expect("the marker").mtime = marker;
-            let mut settling = Settling::default();
+            let mut settling = SettleTracker::default();
             settling.observe(&marked, &[], at(0));
             assert_eq!(is_complete(&settling, 0), written, "a marker of {marker:?} with a file of (1, 0)");
-            let mut settling = Settling::default();
+            let mut settling = SettleTracker::default();
             settling.observe(&scan(&[("a/model", 3)]), &[("a".to_owned(), marker)], at(0));
             assert_eq!(is_complete(&settling, 0), written, "a tracker of {marker:?} with a file of (1, 0)");
         }
@@ -221,7 +222,7 @@ mod tests {
 
     #[test]
     fn unit_without_leases_settles_after_a_minute() {
-        let mut settling = Settling::default();
+        let mut settling = SettleTracker::default();
         settling.observe(&scan(&[("a/model", 1)]), &[], at(0));
         settling.disturb("a", at(10), true);
         assert!(

@@ -17,9 +17,9 @@ use crate::error::{Error, Kind, Result};
 use crate::origin::file_version;
 
 /// The most entries that a directory may have. A checkpoint of a million files is none.
-const ENTRIES_MAX: usize = 1 << 20;
+const MAX_SCANNED_ENTRIES: usize = 1 << 20;
 /// The most bytes that their paths and what its links hold may have together, all in memory: 128 for each where there are most.
-const PATH_BYTES_MAX: usize = 128 << 20;
+const MAX_SCANNED_PATH_BYTES: usize = 128 << 20;
 
 /// A time of a file: seconds and nanoseconds since 1970.
 pub type FileTime = (i64, u32);
@@ -156,7 +156,7 @@ impl VolumeDirectory {
     /// # Errors
     /// [`Kind::Disk`]; [`Kind::Invalid`] where it has more than a million entries, or their paths more than 128 MiB.
     pub fn walk(&self) -> Result<Scan> {
-        self.walk_within(ENTRIES_MAX, PATH_BYTES_MAX)
+        self.walk_within(MAX_SCANNED_ENTRIES, MAX_SCANNED_PATH_BYTES)
     }
 
     fn walk_within(&self, entries: usize, path_bytes: usize) -> Result<Scan> {
@@ -235,7 +235,8 @@ impl VolumeDirectory {
     }
 
     fn too_large(&self) -> Error {
-        let text = format!("{} has more than {ENTRIES_MAX} entries, or too long paths", self.path.display());
+        let text =
+            format!("{} has more than {MAX_SCANNED_ENTRIES} entries, or too long paths", self.path.display());
         Error::new(Kind::Invalid, text)
     }
 

@@ -11,7 +11,7 @@ use super::Rules;
 use super::config_keys;
 use super::job_keys::{BDNFS_JOB_KEYS, CONFIG, JOB, PROJECT, PUSH_REQUEST_KEYS};
 use super::loading::{CheckpointLoading, loading};
-use super::schema::{Handling, JobKey, Shape, check_keys, scalar};
+use super::schema::{JobKey, KeyEffect, Shape, check_keys, scalar};
 use crate::source::fields::Fields;
 use crate::source::{Diagnostics, DocumentPath};
 
@@ -65,7 +65,7 @@ pub enum Variable {
 
 /// The parts of a job's specification that bdnfs can't fulfil.
 #[derive(Clone, Debug, Default)]
-pub struct Unsupported {
+pub struct UnsupportedKeys {
     /// The keys without effect, each a line.
     pub ignored: Vec<String>,
     /// The keys that are refused.
@@ -188,8 +188,8 @@ pub fn job_commands(document: &Value) -> JobCommands {
 }
 
 /// The parts of a document that a job can't fulfil. [`read`](super::read) tells whether the document is valid.
-pub fn unsupported(document: &Value) -> Unsupported {
-    let mut all = Unsupported::default();
+pub fn unsupported(document: &Value) -> UnsupportedKeys {
+    let mut all = UnsupportedKeys::default();
     let Some(job) = Specification::find(document, &mut Diagnostics::default()) else { return all };
     let mut ignored = Vec::new();
     for (fields, keys) in &job.around {
@@ -213,9 +213,9 @@ fn collect(
         let place = fields.place.key(key.name);
         let is_empty =
             value.as_array().is_some_and(Vec::is_empty) || value.as_object().is_some_and(Map::is_empty);
-        match key.handling {
-            Some(Handling::Ignored(reason)) if !is_empty => ignored.push((place.clone(), reason)),
-            Some(Handling::Refused { asks, reason }) if asks(value) => refused.reject(&place, reason),
+        match key.effect {
+            Some(KeyEffect::Ignored(reason)) if !is_empty => ignored.push((place.clone(), reason)),
+            Some(KeyEffect::Refused { asks, reason }) if asks(value) => refused.reject(&place, reason),
             _ => {}
         }
         if let (Shape::Keys(keys), Value::Object(map)) = (key.shape, value) {

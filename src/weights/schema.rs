@@ -50,7 +50,7 @@ enum KeyPresence {
 
 /// The effect of a key on a job.
 #[derive(Clone, Copy)]
-pub(super) enum Handling {
+pub(super) enum KeyEffect {
     /// The key has an effect.
     Done,
     /// The key has no effect, for this reason, of which `bdnfs check` and the job warn.
@@ -66,7 +66,7 @@ pub(super) struct JobKey {
     pub(super) shape: Shape,
     presence: KeyPresence,
     /// `None` for what the key above it says.
-    pub(super) handling: Option<Handling>,
+    pub(super) effect: Option<KeyEffect>,
 }
 
 /// The keys of a reference to a secret: only its name.
@@ -74,27 +74,27 @@ pub(super) const REFERENCE: &[JobKey] = &[JobKey::required("name", Shape::Text)]
 
 impl JobKey {
     pub(super) const fn required(name: &'static str, shape: Shape) -> Self {
-        Self { name, shape, presence: KeyPresence::Required, handling: None }
+        Self { name, shape, presence: KeyPresence::Required, effect: None }
     }
 
     pub(super) const fn optional(name: &'static str, shape: Shape) -> Self {
-        Self { name, shape, presence: KeyPresence::Optional, handling: None }
+        Self { name, shape, presence: KeyPresence::Optional, effect: None }
     }
 
     pub(super) const fn nullable(name: &'static str, shape: Shape) -> Self {
-        Self { name, shape, presence: KeyPresence::Nullable, handling: None }
+        Self { name, shape, presence: KeyPresence::Nullable, effect: None }
     }
 
     pub(super) const fn done(self) -> Self {
-        Self { handling: Some(Handling::Done), ..self }
+        Self { effect: Some(KeyEffect::Done), ..self }
     }
 
     pub(super) const fn ignored(self, reason: &'static str) -> Self {
-        Self { handling: Some(Handling::Ignored(reason)), ..self }
+        Self { effect: Some(KeyEffect::Ignored(reason)), ..self }
     }
 
     pub(super) const fn refused(self, asks: fn(&Value) -> bool, reason: &'static str) -> Self {
-        Self { handling: Some(Handling::Refused { asks, reason }), ..self }
+        Self { effect: Some(KeyEffect::Refused { asks, reason }), ..self }
     }
 }
 

@@ -44,7 +44,7 @@ fn vectors() -> Vec<Value> {
     TRUSS.into_iter().flat_map(cases).collect()
 }
 
-fn judge(case: &Value) -> (Vec<Accepted>, Diagnostics) {
+fn judge(case: &Value) -> (Vec<AcceptedEntry>, Diagnostics) {
     let rules = Rules { lenient: case["context"] != "forbid_extra", bdnfs_schema: false };
     read(&serde_json::json!({"weights": case["weights"]}), rules)
 }

@@ -35,23 +35,23 @@ impl Default for TrainingCache {
 
 impl TrainingCache {
     /// The place of the project's cache.
-    pub fn project_place(&self) -> PathBuf {
+    pub fn project_path(&self) -> PathBuf {
         self.mount_base_path.join("user_artifacts")
     }
 
     /// The place of the team's cache.
-    pub fn team_place(&self) -> PathBuf {
+    pub fn team_path(&self) -> PathBuf {
         self.mount_base_path.join("team_artifacts")
     }
 
     /// The place of the directory of the Hub's library, where it is asked for.
-    pub fn hub_place(&self) -> Option<PathBuf> {
+    pub fn hub_path(&self) -> Option<PathBuf> {
         self.enable_legacy_hf_mount.then(|| self.mount_base_path.join("huggingface"))
     }
 
-    /// All places.
-    pub fn places(&self) -> Vec<PathBuf> {
-        [self.project_place(), self.team_place()].into_iter().chain(self.hub_place()).collect()
+    /// All paths.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        [self.project_path(), self.team_path()].into_iter().chain(self.hub_path()).collect()
     }
 }
 
@@ -90,10 +90,10 @@ mod tests {
         assert_eq!(of(json!({"enable_cache": false, "cache_config": {"enabled": false}})), None);
         assert_eq!(of(json!({"cache_config": {"enabled": true}})), Some(TrainingCache::default()));
         let old = of(json!({"enable_cache": true})).expect("asked for");
-        assert_eq!(old.places().last(), Some(&PathBuf::from("/root/.cache/huggingface")));
+        assert_eq!(old.paths().last(), Some(&PathBuf::from("/root/.cache/huggingface")));
         let config = json!({"enabled": true, "mount_base_path": "/c", "require_cache_affinity": false});
         let own = of(json!({"cache_config": config})).expect("asked for");
         assert!(!own.require_cache_affinity && !own.enable_legacy_hf_mount);
-        assert_eq!(own.places(), ["/c/user_artifacts", "/c/team_artifacts"].map(PathBuf::from));
+        assert_eq!(own.paths(), ["/c/user_artifacts", "/c/team_artifacts"].map(PathBuf::from));
     }
 }

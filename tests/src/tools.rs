@@ -36,7 +36,7 @@ pub fn python_path() -> PathBuf {
 pub fn writers_python_path() -> Option<PathBuf> {
     let python = target().parent().expect("a directory above the profile's").join("venv-writers/bin/python3");
     if !python.exists() {
-        cannot_run(&format!("{} is missing; scripts/writers makes it", python.display()));
+        cannot_run(&format!("{} is missing; scripts/training-libraries makes it", python.display()));
         return None;
     }
     Some(python)

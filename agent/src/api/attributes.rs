@@ -10,7 +10,7 @@ use bdnfs::source::{
 };
 use thiserror::Error;
 
-use super::container_volume::{VolumeKind, VolumeRequest};
+use super::container_volume::{ContainerVolumeKind, ContainerVolumeRequest};
 use super::publication::{PublicationRequest, Staging};
 use super::{DEFAULT_TENANT, MirrorRequest};
 
@@ -55,8 +55,11 @@ impl Attributes {
     ///
     /// # Errors
     /// The first attribute that such a volume cannot have.
-    pub fn volume(&mut self, tenant: Option<&str>) -> Result<Option<VolumeRequest>, InvalidAttribute> {
-        let Some(kind) = VolumeKind::ALL.into_iter().find(|kind| self.has(kind.attribute())) else {
+    pub fn volume(
+        &mut self,
+        tenant: Option<&str>,
+    ) -> Result<Option<ContainerVolumeRequest>, InvalidAttribute> {
+        let Some(kind) = ContainerVolumeKind::ALL.into_iter().find(|kind| self.has(kind.attribute())) else {
             return Ok(None);
         };
         let project = self.take(kind.attribute()).unwrap_or_default();
@@ -68,13 +71,13 @@ impl Attributes {
         if let Some(key) = self.0.keys().next() {
             return Err(InvalidAttribute::new(key, format!("cannot be used with {kind}")));
         }
-        Ok(Some(VolumeRequest {
+        Ok(Some(ContainerVolumeRequest {
             kind,
             project,
             id: None,
             tenant,
             target: None,
-            holder: None,
+            consumer: None,
             trusted: false,
         }))
     }
@@ -126,7 +129,7 @@ impl Attributes {
             uid,
             gid,
             target: None,
-            holder: None,
+            consumer: None,
             staging,
             layout,
             trusted: false,
@@ -250,11 +253,11 @@ mod tests {
             pairs.collect::<Attributes>().volume(Some("own"))
         };
         let made = volume(&[("projectCache", "llama")]).expect("valid").expect("a volume");
-        assert_eq!((made.kind, made.project.as_str()), (VolumeKind::ProjectCache, "llama"));
+        assert_eq!((made.kind, made.project.as_str()), (ContainerVolumeKind::ProjectCache, "llama"));
         assert_eq!((made.tenant.as_deref(), made.trusted), (Some("own"), false));
         let named =
             volume(&[("checkpoints", "llama"), ("tenant", "team")]).expect("valid").expect("a volume");
-        assert_eq!((named.kind, named.tenant.as_deref()), (VolumeKind::Checkpoints, Some("team")));
+        assert_eq!((named.kind, named.tenant.as_deref()), (ContainerVolumeKind::Checkpoints, Some("team")));
         assert_eq!(volume(&[("source", "s3://b")]).expect("valid"), None);
         for (key, value, words) in [
             ("source", "s3://b", "source: cannot be used with checkpoints"),

@@ -1,6 +1,8 @@
 //! The commands' end of the control socket. One connection a request: requests are few, and an agent that ends is
 //! noticed at once.
 
+pub mod agent_retry;
+
 mod cache;
 mod container_volumes;
 mod jobs;
@@ -90,7 +92,7 @@ impl Client {
     }
 
     /// Waits until a mount is no longer mounted.
-    pub async fn ended(&self, id: u64) -> Result<(), ClientError> {
+    pub async fn await_end(&self, id: u64) -> Result<(), ClientError> {
         self.ask(Method::GET, &format!("/v1/mounts/{id}/ended")).await
     }
 

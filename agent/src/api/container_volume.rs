@@ -17,14 +17,14 @@ const JOB_ID_LEN: usize = 8;
 /// The kind of a container's volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum VolumeKind {
+pub enum ContainerVolumeKind {
     /// A checkpoint directory of its own, saved while it is written.
     Checkpoints,
     /// The training cache of a project, which all its jobs and containers on the node share.
     ProjectCache,
 }
 
-impl VolumeKind {
+impl ContainerVolumeKind {
     /// All kinds.
     pub const ALL: [Self; 2] = [Self::Checkpoints, Self::ProjectCache];
 
@@ -37,7 +37,7 @@ impl VolumeKind {
     }
 }
 
-impl fmt::Display for VolumeKind {
+impl fmt::Display for ContainerVolumeKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.attribute())
     }
@@ -46,9 +46,9 @@ impl fmt::Display for VolumeKind {
 /// A directory of a project, and where a container, pod or task is to see it. All but kind and project may be left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct VolumeRequest {
+pub struct ContainerVolumeRequest {
     /// The kind of volume.
-    pub kind: VolumeKind,
+    pub kind: ContainerVolumeKind,
     /// The project.
     pub project: String,
     /// The id of the job that checkpoints belong to; they need one.
@@ -62,8 +62,8 @@ pub struct VolumeRequest {
     #[serde(default)]
     pub target: Option<PathBuf>,
     /// The container, pod or task that it is for, as shown to users: `pod default/trainer-0`.
-    #[serde(default)]
-    pub holder: Option<String>,
+    #[serde(rename = "holder", default)]
+    pub consumer: Option<String>,
     /// Whether an administrator wrote the request. Other authors get the kinds that `inline_volumes` names.
     #[serde(default)]
     pub trusted: bool,
@@ -72,7 +72,7 @@ pub struct VolumeRequest {
 /// The state of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum VolumeState {
+pub enum ContainerVolumeState {
     /// The container may write to it.
     Published,
     /// Unpublished; what was written is being saved.
@@ -81,7 +81,7 @@ pub enum VolumeState {
     Unsaved,
 }
 
-impl fmt::Display for VolumeState {
+impl fmt::Display for ContainerVolumeState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Published => "published",
@@ -93,11 +93,11 @@ impl fmt::Display for VolumeState {
 
 /// The status of a volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct VolumeStatus {
+pub struct ContainerVolumeStatus {
     /// The key of the volume.
     pub key: String,
     /// The kind of volume.
-    pub kind: VolumeKind,
+    pub kind: ContainerVolumeKind,
     /// The project.
     pub project: String,
     /// The id of the job that its checkpoints belong to.
@@ -106,13 +106,13 @@ pub struct VolumeStatus {
     /// The tenant that the project belongs to.
     pub tenant: String,
     /// The container, pod or task that it is for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub holder: Option<String>,
+    #[serde(rename = "holder", default, skip_serializing_if = "Option::is_none")]
+    pub consumer: Option<String>,
     /// The path of a published one: the target, else the directory itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
     /// The state.
-    pub state: VolumeState,
+    pub state: ContainerVolumeState,
     /// The last event, in one line.
     pub message: String,
     /// The checkpoints and their states.
@@ -122,9 +122,9 @@ pub struct VolumeStatus {
 
 /// All volumes of containers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct VolumeList {
+pub struct ContainerVolumeList {
     /// The volumes, by key.
-    pub volumes: Vec<VolumeStatus>,
+    pub volumes: Vec<ContainerVolumeStatus>,
 }
 
 /// The id of the job that the checkpoints of a container or pod with this id belong to: the first letters and digits of it.
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn volume_request_with_an_unknown_key_or_kind_is_refused_by_name() {
-        let parse = |text: &str| serde_json::from_str::<VolumeRequest>(text);
+        let parse = |text: &str| serde_json::from_str::<ContainerVolumeRequest>(text);
         assert!(!parse(r#"{"kind": "projectCache", "project": "p"}"#).expect("enough").trusted);
         for (text, word) in [
             (r#"{"kind": "checkpoints", "project": "p", "dir": "/"}"#, "dir"),

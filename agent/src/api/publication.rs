@@ -16,7 +16,7 @@ use super::{Failure, MirrorRequest};
 /// How many hexadecimal digits of a digest distinguish the publications of a runtime.
 const KEY_DIGEST_LEN: usize = 32;
 /// The longest key: it is the name of a file.
-const KEY_MAX_LEN: usize = 128;
+const MAX_KEY_LEN: usize = 128;
 
 /// A source, and where a container, pod or task is to see it. All paths are absolute; all but the source may be left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,8 +53,8 @@ pub struct PublicationRequest {
     #[serde(default)]
     pub target: Option<PathBuf>,
     /// The container, pod or task that it is for, as shown to users: `pod default/llama-0`.
-    #[serde(default)]
-    pub holder: Option<String>,
+    #[serde(rename = "holder", default)]
+    pub consumer: Option<String>,
     /// Whether it is published before all of it is local.
     #[serde(default)]
     pub staging: Staging,
@@ -105,8 +105,8 @@ pub struct PublicationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
     /// The container, pod or task that it is for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub holder: Option<String>,
+    #[serde(rename = "holder", default, skip_serializing_if = "Option::is_none")]
+    pub consumer: Option<String>,
     /// The path of a published one: the target, else the base.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
@@ -207,7 +207,7 @@ pub fn publication_key(runtime: &str, id: &str, target: Option<&Path>) -> String
 /// Whether `key` can be one: letters, digits, `.`, `_` and `-`, the first a letter or digit.
 pub fn is_publication_key(key: &str) -> bool {
     let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    key.len() <= KEY_MAX_LEN
+    key.len() <= MAX_KEY_LEN
         && key.starts_with(|c: char| c.is_ascii_alphanumeric())
         && key.bytes().all(is_fit)
 }
@@ -236,7 +236,7 @@ mod tests {
         let [one, other] =
             ["/a", "/b"].map(|target| publication_key("csi", "../x y", Some(Path::new(target))));
         assert!(one != other && one.starts_with("csi-") && is_publication_key(&one), "{one}");
-        for key in ["", ".", "../x", "a/b", "-x", "a b", &"x".repeat(KEY_MAX_LEN + 1)] {
+        for key in ["", ".", "../x", "a/b", "-x", "a b", &"x".repeat(MAX_KEY_LEN + 1)] {
             assert!(!is_publication_key(key), "{key}");
         }
     }

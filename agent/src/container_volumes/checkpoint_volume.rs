@@ -159,7 +159,7 @@ fn saver_order(volumes: &ContainerVolumes, own: &ContainerVolume, volume: &JobVo
     Ok(SaveOrder {
         volume: volume.path().to_owned(),
         directory,
-        place: own.place(),
+        place: own.container_path(),
         job_lock: None,
         job_exit: volume.path().join(CONTAINER_END_FILE),
         project: own.request.project.clone(),

@@ -9,7 +9,9 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use crate::api::container_volume::{VolumeKind, VolumeRequest, VolumeState, VolumeStatus};
+use crate::api::container_volume::{
+    ContainerVolumeKind, ContainerVolumeRequest, ContainerVolumeState, ContainerVolumeStatus,
+};
 use crate::api::saving::{CheckpointState, SaveReport};
 use crate::api::{ApiResult, Failure};
 use crate::publications::bind::BindTarget;
@@ -19,9 +21,9 @@ use crate::volumes::{JobVolume, Volumes};
 
 /// The record of a volume: what the next agent goes on with.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct VolumeRecord {
+pub struct ContainerVolumeRecord {
     /// The request.
-    pub request: VolumeRequest,
+    pub request: ContainerVolumeRequest,
     /// The boot in which it was asked for: no container outlives it.
     pub boot: String,
     /// When it was published.
@@ -42,12 +44,12 @@ pub enum WritableDirectory {
 
 impl WritableDirectory {
     /// The directory that `request` of `tenant` asks for; it may not exist.
-    pub fn new(volumes: &Volumes, tenant: &str, request: &VolumeRequest) -> Self {
+    pub fn new(volumes: &Volumes, tenant: &str, request: &ContainerVolumeRequest) -> Self {
         match request.kind {
-            VolumeKind::Checkpoints => {
+            ContainerVolumeKind::Checkpoints => {
                 Self::Checkpoints(volumes.of_job(tenant, request.id.as_deref().unwrap_or_default()))
             }
-            VolumeKind::ProjectCache => {
+            ContainerVolumeKind::ProjectCache => {
                 Self::ProjectCache(volumes.cache_home(tenant, CacheScope::Project, &request.project))
             }
         }
@@ -69,7 +71,7 @@ pub struct ContainerVolume {
     /// The key of the volume.
     pub key: String,
     /// The request.
-    pub request: VolumeRequest,
+    pub request: ContainerVolumeRequest,
     /// The tenant that the project belongs to.
     pub tenant: String,
     /// The target of the bind.
@@ -86,7 +88,7 @@ pub struct ContainerVolume {
 /// How far a volume is.
 #[derive(Clone, Debug, Default)]
 struct State {
-    step: VolumeStep,
+    step: ContainerVolumeStep,
     /// The directory, once it is there.
     path: PathBuf,
     /// When it was ended.
@@ -97,7 +99,7 @@ struct State {
 }
 
 #[derive(Clone, Debug, Default)]
-enum VolumeStep {
+enum ContainerVolumeStep {
     #[default]
     Preparing,
     Published,
@@ -109,26 +111,32 @@ impl ContainerVolume {
     /// A volume that is not published yet.
     pub fn new(
         key: String,
-        record: VolumeRecord,
+        record: ContainerVolumeRecord,
         tenant: String,
         target: Option<BindTarget>,
         directory: WritableDirectory,
     ) -> Self {
-        let VolumeRecord { request, began, ended, .. } = record;
+        let ContainerVolumeRecord { request, began, ended, .. } = record;
         let state = watch::Sender::new(State { ended, ..State::default() });
         Self { key, request, tenant, target, directory, began, state, lock: Mutex::default() }
     }
 
     /// Whether `other` asks for the same.
-    pub fn is_same(&self, other: &VolumeRequest) -> bool {
-        let bare = |request: &VolumeRequest| VolumeRequest { holder: None, ..request.clone() };
+    pub fn is_same(&self, other: &ContainerVolumeRequest) -> bool {
+        let bare =
+            |request: &ContainerVolumeRequest| ContainerVolumeRequest { consumer: None, ..request.clone() };
         bare(&self.request) == bare(other)
     }
 
     /// The record of the volume, of the boot `boot`.
-    pub fn record(&self, boot: &str) -> VolumeRecord {
+    pub fn record(&self, boot: &str) -> ContainerVolumeRecord {
         let ended = self.state.borrow().ended;
-        VolumeRecord { request: self.request.clone(), boot: boot.to_owned(), began: self.began, ended }
+        ContainerVolumeRecord {
+            request: self.request.clone(),
+            boot: boot.to_owned(),
+            began: self.began,
+            ended,
+        }
     }
 
     /// Holds the directory, at `path`, by its `lock`.
@@ -144,26 +152,26 @@ impl ContainerVolume {
 
     /// Marks it as published.
     pub fn set_published(&self) {
-        self.state.send_modify(|state| state.step = VolumeStep::Published);
+        self.state.send_modify(|state| state.step = ContainerVolumeStep::Published);
     }
 
     /// Marks it as failed.
     pub fn set_failed(&self, failure: Failure) {
         tracing::warn!("volume {}: {failure}", self.key);
-        self.state.send_modify(|state| state.step = VolumeStep::Failed(failure));
+        self.state.send_modify(|state| state.step = ContainerVolumeStep::Failed(failure));
     }
 
     /// Waits until it is published.
     ///
     /// # Errors
     /// Why it can't be; and [`Kind::Busy`] for one that was ended.
-    pub async fn published(&self) -> ApiResult<()> {
+    pub async fn await_publication(&self) -> ApiResult<()> {
         let mut states = self.state.subscribe();
-        let known = states.wait_for(|state| !matches!(state.step, VolumeStep::Preparing)).await;
+        let known = states.wait_for(|state| !matches!(state.step, ContainerVolumeStep::Preparing)).await;
         // The sender lives as long as `self`, so there is one.
         let Ok(state) = known else { return Err(Failure::closing()) };
         match &state.step {
-            VolumeStep::Failed(failure) => Err(failure.clone()),
+            ContainerVolumeStep::Failed(failure) => Err(failure.clone()),
             _ if state.ended.is_some() => {
                 let text =
                     format!("what was written to {} is being saved; ask again later", self.request.kind);
@@ -176,7 +184,7 @@ impl ContainerVolume {
     /// Whether it was ended and not all could be saved.
     pub fn is_unsaved(&self) -> bool {
         let state = self.state.borrow();
-        state.ended.is_some() && matches!(state.step, VolumeStep::Failed(_))
+        state.ended.is_some() && matches!(state.step, ContainerVolumeStep::Failed(_))
     }
 
     /// Ends it, unless it was.
@@ -192,7 +200,7 @@ impl ContainerVolume {
     }
 
     /// Waits until it is ended.
-    pub async fn ended(&self) {
+    pub async fn await_end(&self) {
         let _ = self.state.subscribe().wait_for(|state| state.ended.is_some()).await;
     }
 
@@ -217,33 +225,33 @@ impl ContainerVolume {
     }
 
     /// The path at which the container has it, as far as is known.
-    pub fn place(&self) -> PathBuf {
+    pub fn container_path(&self) -> PathBuf {
         let own = || self.state.borrow().path.clone();
         self.target.as_ref().map_or_else(own, BindTarget::path)
     }
 
     /// The status for clients. Needs no disk.
-    pub fn status(&self) -> VolumeStatus {
+    pub fn status(&self) -> ContainerVolumeStatus {
         let State { step, ended, report, .. } = self.state.borrow().clone();
         let state = match (&step, ended) {
-            (_, None) => VolumeState::Published,
-            (VolumeStep::Failed(_), _) => VolumeState::Unsaved,
-            (_, Some(_)) => VolumeState::Saving,
+            (_, None) => ContainerVolumeState::Published,
+            (ContainerVolumeStep::Failed(_), _) => ContainerVolumeState::Unsaved,
+            (_, Some(_)) => ContainerVolumeState::Saving,
         };
         let message = match (&step, &report) {
-            (VolumeStep::Failed(failure), _) => failure.message.clone(),
+            (ContainerVolumeStep::Failed(failure), _) => failure.message.clone(),
             (_, Some(report)) => saving_message(report),
             _ => format!("{} of the project {}", self.request.kind, self.request.project),
         };
-        let is_published = ended.is_none() && matches!(step, VolumeStep::Published);
-        VolumeStatus {
+        let is_published = ended.is_none() && matches!(step, ContainerVolumeStep::Published);
+        ContainerVolumeStatus {
             key: self.key.clone(),
             kind: self.request.kind,
             project: self.request.project.clone(),
             id: self.request.id.clone(),
             tenant: self.tenant.clone(),
-            holder: self.request.holder.clone(),
-            path: is_published.then(|| self.place()),
+            consumer: self.request.consumer.clone(),
+            path: is_published.then(|| self.container_path()),
             state,
             message,
             saving: report,

@@ -1,7 +1,6 @@
 //! Volumes after a restart of the agent, and every few minutes: records against the mount table.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bdnfs::error::Error;
 use bdnfs::task::blocking;
@@ -9,12 +8,10 @@ use rustix::fs::FlockOperation;
 use tokio::time::sleep;
 
 use super::ContainerVolumes;
-use super::container_volume::{ContainerVolume, VolumeRecord, WritableDirectory};
+use super::container_volume::{ContainerVolume, ContainerVolumeRecord, WritableDirectory};
 use crate::publications::bind::BindTarget;
-use crate::volumes::ROOM_INTERVAL;
-
-/// How often targets are compared with the mount table.
-const RECONCILE_INTERVAL: Duration = Duration::from_secs(5 * 60);
+use crate::publications::reconcile::RECONCILE_INTERVAL;
+use crate::volumes::SPACE_CHECK_INTERVAL;
 
 impl ContainerVolumes {
     /// Goes on with the volumes of an earlier run. Those that have lost their containers are ended.
@@ -40,7 +37,7 @@ impl ContainerVolumes {
     }
 
     /// A volume of an earlier run. Blocks on the local disk.
-    fn restore_one(&self, key: String, record: VolumeRecord) -> Option<Arc<ContainerVolume>> {
+    fn restore_one(&self, key: String, record: ContainerVolumeRecord) -> Option<Arc<ContainerVolume>> {
         let is_same_boot = record.boot == self.boot;
         let wanted = record.request.target.clone();
         let target = wanted.as_ref().and_then(|target| BindTarget::locate(target, &self.targets).ok());
@@ -78,7 +75,7 @@ impl ContainerVolumes {
     /// Has the cache, and homes that are not in use, make way for what containers write, as for jobs. Never ends.
     pub async fn keep_room(self: Arc<Self>) {
         loop {
-            sleep(ROOM_INTERVAL).await;
+            sleep(SPACE_CHECK_INTERVAL).await;
             if self.all().is_empty() {
                 continue;
             }

@@ -19,7 +19,7 @@ use bdnfs::boot;
 use bdnfs::download::DownloadProgress;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::Mirror;
-use bdnfs::task::{blocking, on_own_thread};
+use bdnfs::task::{blocking, run_on_blocking_thread};
 use tokio::time::sleep;
 
 use crate::api::MirrorRequest;
@@ -147,7 +147,7 @@ async fn prepare<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) ->
 
 async fn unsaved_elsewhere(sync: &CacheSync) -> Result<Option<UnsavedElsewhere>> {
     let sync = sync.clone();
-    on_own_thread(move || async move { sync.unsaved_elsewhere().await }).await
+    run_on_blocking_thread(move || async move { sync.unsaved_elsewhere().await }).await
 }
 
 /// Pulls what other nodes saved into a home, and makes room for it where the disk is full. What they have not saved is `unsaved`.
@@ -172,7 +172,7 @@ async fn pull<U: HomeUser>(
     loop {
         let own = sync.clone();
         let pull = move || async move { own.pull(&DownloadProgress::default()).await };
-        match on_own_thread(pull).await {
+        match run_on_blocking_thread(pull).await {
             Err(error) if error.kind() == Kind::NoSpace && evict_one(user).await => {}
             Err(error) => return Err(error),
             Ok(pulled) => {

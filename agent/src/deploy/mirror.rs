@@ -10,7 +10,7 @@ use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::{Ref, source_key};
 use bdnfs::mirroring::{MirrorOutcome, MirrorProgress, mirror_uri};
 use bdnfs::source::{Patterns, Uri};
-use bdnfs::task::on_own_thread;
+use bdnfs::task::run_on_blocking_thread;
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
@@ -128,7 +128,7 @@ async fn add(
     request: &MountRequest,
 ) -> Result<MirrorOutcome> {
     let (mirror, uri, request) = (mirror.clone(), uri.clone(), request.clone());
-    on_own_thread(move || async move {
+    run_on_blocking_thread(move || async move {
         let progress = MirrorProgress::default();
         mirror_uri(&mirror, &uri, &request.weights.access, patterns, MIRROR_CONFIG, &progress).await
     })

@@ -180,7 +180,7 @@ impl FdStore {
     }
 
     /// Waits until there was an fd store and it has ended: then nothing is stored.
-    pub async fn lost(&self) {
+    pub async fn await_loss(&self) {
         let mut links = self.link.subscribe();
         // The sender lives as long as `self`.
         let link = links.wait_for(Option::is_some).await.ok().and_then(|link| link.clone());
@@ -289,7 +289,7 @@ impl FdStore {
         let log = cache::open_log(&self.cache)?;
         let spawn = || {
             let mut command = Command::new("/proc/self/exe");
-            command.arg0("bdnfs").arg("hold").env_clear().current_dir("/");
+            command.arg0("bdnfs").arg("fdstore-process").env_clear().current_dir("/");
             command.stdin(Stdio::from(listener)).stdout(Stdio::from(lock.try_clone()?)).stderr(log);
             // The new fd store then writes its process id there.
             lock.set_len(0)?;

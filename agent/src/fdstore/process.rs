@@ -1,4 +1,4 @@
-//! The fd store's own process: `bdnfs hold`, which an agent starts, and which writes its process id where its lock is; or
+//! The fd store's own process: `bdnfs fdstore-process`, which an agent starts, and which writes its process id where its lock is; or
 //! `bdnfs fdstore`, a service that agents connect to, and which stays when it holds nothing.
 
 use std::collections::BTreeMap;
@@ -37,7 +37,7 @@ const FULL_QUEUE_INTERVAL: Duration = Duration::from_millis(10);
 pub fn run() -> Result<()> {
     // Fails only where it already leads a session, which is what is wanted.
     let _ = rustix::process::setsid();
-    runtime::set_process_name(c"bdnfs-holder")?;
+    runtime::set_process_name(c"bdnfs-fdstore")?;
     println!("{}", std::process::id());
     FdStoreProcess::new(false)?.serve()
 }
@@ -61,7 +61,7 @@ pub fn run_service(path: &Path) -> Result<()> {
     // The same path as that of an fd store that an agent starts.
     let listener = super::client::listen_at(path).with_context(cannot)?;
     rustix::stdio::dup2_stdin(&listener).with_context(cannot)?;
-    runtime::set_process_name(c"bdnfs-holder")?;
+    runtime::set_process_name(c"bdnfs-fdstore")?;
     tracing::info!(
         "bdnfs {} holds mounts for the agent that connects to {}",
         env!("CARGO_PKG_VERSION"),
@@ -340,11 +340,11 @@ mod tests {
             let answer = wire::receive(theirs.as_fd()).ok().flatten().map(|(message, _)| message);
             // Only a newer agent expects an answer.
             let expected = (version > VERSION).then_some(VERSION);
-            let told = answer.map(|answer| match answer {
+            let reply = answer.map(|answer| match answer {
                 Message::Hello { version, .. } => version,
                 other => panic!("{other:?}"),
             });
-            assert_eq!(told, expected, "{version}");
+            assert_eq!(reply, expected, "{version}");
         }
     }
 

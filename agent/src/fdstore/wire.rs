@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 /// newer one speaks as the older does. What is not known is skipped, and never a reason to let mounts go.
 pub const VERSION: u32 = 1;
 /// The longest message, in bytes: the request of a mount with its secrets, some of which are files of their own, fits.
-const MESSAGE_MAX_BYTES: usize = 64 << 10;
+const MAX_MESSAGE_BYTES: usize = 64 << 10;
 /// The most descriptors that come with one: the queues of a mount and its ledger are fewer.
-const DESCRIPTORS_MAX: usize = 32;
+const MAX_DESCRIPTORS: usize = 32;
 
 /// A message.
 #[derive(Debug, Serialize, Deserialize)]
@@ -41,10 +41,10 @@ pub enum Message {
 /// Sends a message.
 pub fn send(socket: BorrowedFd<'_>, message: &Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let bytes = serde_json::to_vec(message)?;
-    if bytes.len() > MESSAGE_MAX_BYTES || descriptors.len() > DESCRIPTORS_MAX {
+    if bytes.len() > MAX_MESSAGE_BYTES || descriptors.len() > MAX_DESCRIPTORS {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the message is too long for the fd store"));
     }
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(descriptors));
@@ -55,8 +55,8 @@ pub fn send(socket: BorrowedFd<'_>, message: &Message, descriptors: &[BorrowedFd
 
 /// Receives the next message, with its descriptors; `None`: the other side has ended.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
-    let mut bytes = vec![0; MESSAGE_MAX_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut bytes = vec![0; MAX_MESSAGE_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut slices = [IoSliceMut::new(&mut bytes)];
     let received = match rustix::net::recvmsg(socket, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
@@ -119,7 +119,7 @@ mod tests {
     fn message_with_descriptors_arrives_whole() {
         let (ours, theirs) = pair();
         assert!(is_trusted(ours.as_fd()));
-        let note = "n".repeat(MESSAGE_MAX_BYTES / 2);
+        let note = "n".repeat(MAX_MESSAGE_BYTES / 2);
         let descriptors = [ours.as_fd(), theirs.as_fd(), ours.as_fd()];
         send(ours.as_fd(), &Message::Keep { id: 7, note: note.clone() }, &descriptors).expect("sent");
         send(ours.as_fd(), &Message::Done, &[]).expect("sent");
@@ -137,9 +137,9 @@ mod tests {
     #[test]
     fn message_too_long_is_refused() {
         let (ours, _theirs) = pair();
-        send(ours.as_fd(), &Message::Keep { id: 7, note: "n".repeat(MESSAGE_MAX_BYTES) }, &[])
+        send(ours.as_fd(), &Message::Keep { id: 7, note: "n".repeat(MAX_MESSAGE_BYTES) }, &[])
             .expect_err("too long");
-        send(ours.as_fd(), &Message::Done, &[ours.as_fd(); DESCRIPTORS_MAX + 1]).expect_err("too many");
+        send(ours.as_fd(), &Message::Done, &[ours.as_fd(); MAX_DESCRIPTORS + 1]).expect_err("too many");
     }
 
     #[test]

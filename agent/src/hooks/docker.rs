@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bdnfs::backoff::jittered;
 use bdnfs::boot;
 use bdnfs::error::{Kind, Result};
 use bdnfs::source::AuthMethod;
@@ -28,7 +29,7 @@ use serde::{Deserialize, Serialize};
 pub use plugin_protocol::routes;
 
 use crate::api::attributes::{Attributes, InvalidAttribute};
-use crate::api::container_volume::VolumeRequest;
+use crate::api::container_volume::ContainerVolumeRequest;
 use crate::api::publication::{PublicationRequest, PublicationStatus, publication_key};
 use crate::api::{ApiResult, Failure};
 use crate::container_volumes::ContainerVolumes;
@@ -148,7 +149,7 @@ impl DockerVolumes {
                     tracing::warn!("the volume {name} is not published: {failure}");
                 }
             }
-            tokio::time::sleep(PUBLISH_RETRY_INTERVAL).await;
+            tokio::time::sleep(jittered(PUBLISH_RETRY_INTERVAL)).await;
         }
     }
 
@@ -162,9 +163,9 @@ impl DockerVolumes {
         options: BTreeMap<String, String>,
         by: VolumeRuntime,
     ) -> ApiResult<()> {
-        let holder = format!("docker volume {name}");
+        let consumer = format!("docker volume {name}");
         let tenant = self.publications.tenant().to_owned();
-        let content = blocking(move || Ok(content(options, holder, tenant))).await??;
+        let content = blocking(move || Ok(content(options, consumer, tenant))).await??;
         let found = self.table.lock().get(&name).map(|volume| volume.content.clone());
         if found.is_some_and(|found| !found.is_same(&content)) {
             let text = format!("the volume {name} exists with other options; remove it first");
@@ -305,17 +306,17 @@ fn key(name: &str) -> String {
 }
 
 /// The content of a volume with these options. Touches the local disk.
-fn content(options: BTreeMap<String, String>, holder: String, tenant: String) -> ApiResult<VolumeContent> {
+fn content(options: BTreeMap<String, String>, consumer: String, tenant: String) -> ApiResult<VolumeContent> {
     let mut options: Attributes = options.into_iter().collect();
     let invalid = |error: InvalidAttribute| Failure::new(Kind::Invalid, format!("option {error}"));
     // A user that may speak to a container runtime is root.
     if let Some(request) = options.volume(Some(&tenant)).map_err(invalid)? {
-        let request = VolumeRequest { holder: Some(holder), trusted: true, ..request };
+        let request = ContainerVolumeRequest { consumer: Some(consumer), trusted: true, ..request };
         return Ok(VolumeContent::Written(WrittenVolume::new(request)));
     }
     let secret = options.take("secret").map(|name| AuthMethod::Secret { auth_secret_name: name });
     let request = options.request(secret, BTreeMap::new(), Some(tenant)).map_err(invalid)?;
-    let request = PublicationRequest { holder: Some(holder), trusted: true, keep: true, ..request };
+    let request = PublicationRequest { consumer: Some(consumer), trusted: true, keep: true, ..request };
     if request.is_signed()? {
         let text = "a signed URL expires, and a volume does not; name a secret instead";
         return Err(invalid(InvalidAttribute::new("source", text)));

@@ -13,8 +13,8 @@ use bdnfs::task::{blocking, lost};
 use futures_util::future::try_join_all;
 use tokio::process::ChildStdin;
 
-use super::cache_turns;
-use super::job_room;
+use super::cache_updates;
+use super::job_space;
 use super::job_volume;
 use super::process::IdleSupervisor;
 use super::run::JobRun;
@@ -31,7 +31,7 @@ use crate::{mirror, text};
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A job whose commands run.
-pub struct Deployed {
+pub struct RunningCommands {
     /// The supervisor of the job.
     pub supervisor: SupervisorInfo,
     /// An attached job ends when this is dropped.
@@ -39,7 +39,7 @@ pub struct Deployed {
 }
 
 /// Mirrors, mounts, admits, stages and launches a job.
-pub async fn deploy(run: &JobRun) -> ApiResult<Deployed> {
+pub async fn deploy(run: &JobRun) -> ApiResult<RunningCommands> {
     let job = &run.job;
     let mountpoints: Vec<_> = (0..job.request().weights.len()).map(|number| job.mountpoint(number)).collect();
     let ((mut report, _caches), idle) = if job.request().attached {
@@ -47,7 +47,7 @@ pub async fn deploy(run: &JobRun) -> ApiResult<Deployed> {
         let mut idle = IdleSupervisor::start(job.directory(), &mountpoints).await?;
         let report = tokio::select! {
             report = prepare(run) => report?,
-            error = idle.ended() => return Err(error.into()),
+            error = idle.await_end() => return Err(error.into()),
         };
         (report, idle)
     } else {
@@ -65,7 +65,7 @@ pub async fn deploy(run: &JobRun) -> ApiResult<Deployed> {
     }
     report.seconds.launch = begin.elapsed().as_secs_f64();
     job.set_report(report);
-    Ok(Deployed { supervisor, _attached: attached })
+    Ok(RunningCommands { supervisor, _attached: attached })
 }
 
 /// Mirrors, mounts, admits and stages a job.
@@ -89,7 +89,7 @@ async fn prepare(run: &JobRun) -> ApiResult<(DeployReport, Vec<File>)> {
     seconds.mirror = timer.seconds();
     let text = if job.is_restored() { "goes on with mounting and staging" } else { "mounts and stages" };
     run.enter(JobState::Deploying, text.to_owned()).await?;
-    let caches = cache_turns::begin(run).await?;
+    let caches = cache_updates::begin(run).await?;
     let mounts = try_join_all(requests.iter().cloned().map(|request| mount(run, request))).await?;
     seconds.mount = timer.seconds();
     let numbers = (0..mounts.len()).filter(|number| !job.is_lazy(*number));
@@ -187,7 +187,7 @@ async fn admit(run: &JobRun, mounts: &[Arc<ManagedMount>]) -> ApiResult<()> {
         lease_all(snapshots).await?;
     } else {
         let name = format!("job {}", job.id());
-        job_room::make_room_to_read(run, &snapshots).await?;
+        job_space::make_space_to_read(run, &snapshots).await?;
         let note = |text| job.note(text);
         job.set_permit(queue.admission.admit_with(&name, &snapshots, claim, note).await?);
     }

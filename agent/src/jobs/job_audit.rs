@@ -6,7 +6,7 @@ use std::thread;
 
 use bdnfs::error::Result;
 use bdnfs::snapshot::Snapshot;
-use bdnfs::stage::audit::audit;
+use bdnfs::staging::audit::audit;
 use tokio::sync::oneshot;
 
 use super::job::Job;

@@ -48,9 +48,9 @@ impl JobCaches {
 
     /// The bind mounts: what is bound, and where.
     pub fn binds(&self) -> Vec<(PathBuf, PathBuf)> {
-        let hub = self.cache.hub_place().map(|place| (self.hub_directory(), place));
-        let project = (self.project.tree(), self.cache.project_place());
-        [project, (self.team.tree(), self.cache.team_place())].into_iter().chain(hub).collect()
+        let hub = self.cache.hub_path().map(|place| (self.hub_directory(), place));
+        let project = (self.project.tree(), self.cache.project_path());
+        [project, (self.team.tree(), self.cache.team_path())].into_iter().chain(hub).collect()
     }
 
     /// Creates the directory of the Hub's library in the home of the project, which is there, if it is to be bound. Touches the
@@ -77,11 +77,11 @@ impl JobCaches {
 /// The variables that name the caches.
 pub fn variables(cache: &TrainingCache) -> [(&'static str, String); 3] {
     let text = |path: PathBuf| path.to_string_lossy().into_owned();
-    let project = text(cache.project_place());
+    let project = text(cache.project_path());
     [
         ("BT_PROJECT_CACHE_DIR", project.clone()),
         ("BT_RW_CACHE_DIR", project),
-        ("BT_TEAM_CACHE_DIR", text(cache.team_place())),
+        ("BT_TEAM_CACHE_DIR", text(cache.team_path())),
     ]
 }
 
@@ -115,7 +115,7 @@ pub fn check(request: &JobRequest) -> Result<()> {
 pub fn check_cache_places(cache: &TrainingCache, others: &[PathBuf]) -> Result<()> {
     let scratch = PathBuf::from(SCRATCH_PLACE);
     let others: Vec<_> = others.iter().chain([&scratch]).collect();
-    for place in cache.places() {
+    for place in cache.paths() {
         if let Some(other) = others.iter().find(|other| other.starts_with(&place) || place.starts_with(other))
         {
             let (other, place) = (other.display(), place.display());

@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::deployment::named_mirror;
-use super::job_volume::checkpoint_place;
+use super::job_volume::checkpoint_path;
 use super::run::JobRun;
 use super::supervisor;
 use crate::api::saving::SaveReport;
@@ -132,7 +132,7 @@ fn saver_order(run: &JobRun) -> Result<SaveOrder> {
     Ok(SaveOrder {
         volume: volume.path().to_owned(),
         directory: volume.checkpoints(),
-        place: checkpoint_place(request).unwrap_or_default(),
+        place: checkpoint_path(request).unwrap_or_default(),
         job_lock: Some(job_lock),
         job_exit,
         project: request.training.project().to_owned(),

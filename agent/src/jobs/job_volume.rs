@@ -37,7 +37,7 @@ pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
     let mut binds = vec![(volume.scratch(), PathBuf::from(SCRATCH_PLACE))];
     let load = job.request().load.as_ref();
     binds.extend(load.map(|load| (volume.loaded(), load.download_folder.clone())));
-    binds.extend(checkpoint_place(job.request()).map(|place| (volume.checkpoints(), place)));
+    binds.extend(checkpoint_path(job.request()).map(|place| (volume.checkpoints(), place)));
     let mut directories: Vec<_> = binds.iter().map(|(directory, _)| directory.clone()).collect();
     let caches = JobCaches::of(queue, job);
     let cache_binds: Vec<_> = caches.iter().flat_map(JobCaches::binds).collect();
@@ -58,7 +58,7 @@ pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
     }
     let locks = vec![volume.create(&directories)?];
     job.set_volume_created();
-    if checkpoint_place(job.request()).is_some() {
+    if checkpoint_path(job.request()).is_some() {
         saver::begin_checkpoints(&volume)?;
     }
     let mut shared = Vec::new();
@@ -92,7 +92,7 @@ pub fn variables(job: &Job) -> BTreeMap<String, Secret> {
         ("BT_SCRATCH_DIR", SCRATCH_PLACE.to_owned()),
     ];
     let checkpoints =
-        checkpoint_place(request).map(|place| ("BT_CHECKPOINT_DIR", place.display().to_string()));
+        checkpoint_path(request).map(|place| ("BT_CHECKPOINT_DIR", place.display().to_string()));
     let loaded =
         |load: &CheckpointLoading| ("BT_LOAD_CHECKPOINT_DIR", load.download_folder.display().to_string());
     let loaded = request.load.as_ref().map(loaded);
@@ -102,7 +102,7 @@ pub fn variables(job: &Job) -> BTreeMap<String, Secret> {
 }
 
 /// The path at which a job sees its checkpoint directory, if it has one.
-pub fn checkpoint_place(request: &JobRequest) -> Option<PathBuf> {
+pub fn checkpoint_path(request: &JobRequest) -> Option<PathBuf> {
     let checkpoints = request.checkpoints.as_ref()?;
     Some(checkpoints.path.clone().unwrap_or_else(|| PathBuf::from(CHECKPOINT_PLACE)))
 }

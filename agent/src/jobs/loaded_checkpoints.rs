@@ -35,7 +35,7 @@ impl JobQueue {
         let found = async {
             tokio::select! {
                 found = tokio::time::timeout(LOOKUP_TIMEOUT, self.find_checkpoints(request)) => found.map_err(late)?,
-                () = self.lifecycle.closed() => Err(Failure::closing()),
+                () = self.lifecycle.await_closing() => Err(Failure::closing()),
             }
         };
         let (groups, notes) = found.await?;

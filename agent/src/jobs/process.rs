@@ -47,7 +47,7 @@ impl IdleSupervisor {
     }
 
     /// Waits until the supervisor has ended, which it should not.
-    pub async fn ended(&mut self) -> Error {
+    pub async fn await_end(&mut self) -> Error {
         let _ = self.child.wait().await;
         failed("its supervisor was killed".to_owned())
     }
@@ -121,7 +121,7 @@ impl SupervisorProcess {
     }
 
     /// Waits until it has ended.
-    pub async fn ended(&self) {
+    pub async fn await_end(&self) {
         // A process that has ended is readable.
         let _ = self.0.readable().await;
     }

@@ -152,7 +152,7 @@ impl JobQueue {
         tokio::select! {
             () = job.events_after(seen) => {}
             () = tokio::time::sleep(timeout) => {}
-            () = self.lifecycle.closed() => return Err(Failure::closing()),
+            () = self.lifecycle.await_closing() => return Err(Failure::closing()),
         }
         Ok(job.status())
     }

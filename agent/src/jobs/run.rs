@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::task::blocking;
 
-use super::cache_turns;
-use super::deployment::{self, Deployed};
+use super::cache_updates;
+use super::deployment::{self, RunningCommands};
 use super::job::{Job, StopRequest, now, stopped};
 use super::job_audit::JobAudit;
-use super::job_room;
 use super::job_saver::{self, JobSaver};
+use super::job_space;
 use super::process::SupervisorProcess;
 use super::queue::JobQueue;
 use super::supervisor::{self, SupervisorInfo};
@@ -44,7 +44,7 @@ impl JobRun {
         let result = tokio::select! {
             biased;
             result = self.execute() => result,
-            () = self.left_to_next_agent() => return,
+            () = self.await_handover() => return,
         };
         self.unmount().await;
         self.retire_volume().await;
@@ -70,11 +70,11 @@ impl JobRun {
     }
 
     /// Waits until a persistent agent leaves its jobs to the next one; never ends for another.
-    async fn left_to_next_agent(&self) {
+    async fn await_handover(&self) {
         if !self.queue.lifecycle.is_persistent() {
             std::future::pending::<()>().await;
         }
-        self.queue.lifecycle.closed().await;
+        self.queue.lifecycle.await_closing().await;
     }
 
     async fn execute(&self) -> ApiResult<JobExit> {
@@ -90,7 +90,7 @@ impl JobRun {
                 return Err(orphaned());
             }
         }
-        let Deployed { supervisor, _attached } = tokio::select! {
+        let RunningCommands { supervisor, _attached } = tokio::select! {
             biased;
             () = job.stop_requested(StopRequest::Graceful) => Err(stopped()),
             deployed = deployment::deploy(self) => deployed,
@@ -103,8 +103,8 @@ impl JobRun {
         let saver = JobSaver::watch(self);
         let exit = tokio::select! {
             exit = self.supervise(supervisor) => exit,
-            never = cache_turns::save_regularly(self) => match never {},
-            never = job_room::keep_room(self) => match never {},
+            never = cache_updates::save_regularly(self) => match never {},
+            never = job_space::keep_space(self) => match never {},
         };
         if self.job.request().checkpoints.is_some() && !self.job.has_exited() {
             // What they wrote is saved even where the cache's disk takes no record.
@@ -113,7 +113,7 @@ impl JobRun {
             }
         }
         let saved = saver.finish().await;
-        cache_turns::save(self).await;
+        cache_updates::save(self).await;
         match exit {
             Ok(exit) if exit.is_success() => saved.map(|()| exit),
             failed => failed,
@@ -172,7 +172,7 @@ impl JobRun {
             tokio::pin!(growing);
             loop {
                 tokio::select! {
-                    () = process.ended() => break,
+                    () = process.await_end() => break,
                     failure = &mut growing, if overrun.is_none() => {
                         job.note("a volume is larger than it may be: its processes are killed");
                         overrun = Some(failure);

@@ -10,7 +10,7 @@ use bdnfs::weights::{check_label, check_locations};
 
 use super::deployment::requests;
 use super::job_caches;
-use super::job_volume::checkpoint_place;
+use super::job_volume::checkpoint_path;
 use super::supervisor::check_places;
 use crate::api::job::{JobRequest, TrainingCache, Variable};
 use crate::mounts::Mounter;
@@ -28,7 +28,7 @@ pub fn check(request: &JobRequest, mounter: &Mounter, stores: &[SecretStore]) ->
     let places: Vec<_> = shown.iter().map(|shown| shown.place.as_path()).collect();
     check_locations(&places)?;
     let loaded = request.load.as_ref().map(|load| load.download_folder.as_path());
-    let saved = checkpoint_place(request);
+    let saved = checkpoint_path(request);
     let own = [
         ("load_checkpoint_config.download_folder", loaded),
         ("checkpointing_config.checkpoint_path", saved.as_deref()),
@@ -42,7 +42,7 @@ pub fn check(request: &JobRequest, mounter: &Mounter, stores: &[SecretStore]) ->
         return invalid("checkpoints are saved in a mirror; leave out --no-mirror".to_owned());
     }
     job_caches::check(request)?;
-    let caches = request.cache.as_ref().map_or_else(Vec::new, TrainingCache::places);
+    let caches = request.cache.as_ref().map_or_else(Vec::new, TrainingCache::paths);
     let caches = caches.iter().map(PathBuf::as_path);
     let places: Vec<_> =
         places.into_iter().chain(own.into_iter().filter_map(|(_, place)| place)).chain(caches).collect();

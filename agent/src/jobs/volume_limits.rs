@@ -10,7 +10,7 @@ use bdnfs::task::blocking;
 
 use super::job::Job;
 use super::job_caches::JobCaches;
-use super::job_volume::checkpoint_place;
+use super::job_volume::checkpoint_path;
 use super::queue::JobQueue;
 use crate::api::Failure;
 use crate::text;
@@ -85,7 +85,7 @@ impl MeasuredVolume {
             let limit = queue.volumes.cache_limit(home);
             new(home.to_string(), home.tree(), Some(limit), home.scope().limit_keys())
         });
-        let checkpoints = checkpoint_place(job.request()).map(|place| {
+        let checkpoints = checkpoint_path(job.request()).map(|place| {
             let directory = queue.volume_of(job).checkpoints();
             let name = place.display().to_string();
             let claim = claim_again(queue, job).ok();

@@ -54,11 +54,11 @@ impl Attachment {
     }
 
     /// Waits until it has ended, for whatever reason.
-    pub async fn ended(&self) {
+    pub async fn await_end(&self) {
         match self {
-            Self::Fuse(mount) => mount.ended().await,
+            Self::Fuse(mount) => mount.await_end().await,
             Self::Native(mount) => {
-                mount.ended().await;
+                mount.await_end().await;
                 mount.native().release().await;
             }
         }

@@ -11,7 +11,7 @@ use bdnfs::tier::lazy_origin::OriginOpener;
 use chrono::{DateTime, Utc};
 use futures_util::FutureExt;
 
-use super::lookup::ResolvedSnapshot;
+use super::resolved_snapshot::ResolvedSnapshot;
 use crate::api::{ApiResult, Failure, MountRequest};
 use crate::mirror;
 

@@ -71,8 +71,8 @@ impl MountManager {
             let attachment = managed.attachment();
             let staged = tokio::select! {
                 staged = staged => staged.is_some(),
-                () = attachment.ended() => false,
-                () = manager.lifecycle.closed() => false,
+                () = attachment.await_end() => false,
+                () = manager.lifecycle.await_closing() => false,
             };
             let note = if staged { manager.convert(&managed).await.err() } else { None };
             if let Some(failure) = &note {

@@ -56,10 +56,10 @@ impl Handover {
     /// Stores the descriptors of all `mounts` again whenever the fd store has ended. Never ends.
     pub async fn watch(self, mounts: impl Fn() -> Vec<Arc<ManagedMount>>) {
         let Some(store) = self.0.clone() else { return };
-        let beating = Arc::clone(&store);
-        tokio::spawn(async move { beating.send_heartbeats().await });
+        let heartbeat_store = Arc::clone(&store);
+        tokio::spawn(async move { heartbeat_store.send_heartbeats().await });
         loop {
-            store.lost().await;
+            store.await_loss().await;
             tracing::warn!("the fd store of this agent has ended");
             let (mounts, handover) = (mounts(), self.clone());
             let put = move || {

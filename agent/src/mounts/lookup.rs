@@ -22,21 +22,12 @@ use tokio::sync::Semaphore;
 use super::checkpoint_source;
 use super::history::{PastSnapshot, SourceHistory};
 use super::record::MountRecord;
+use super::resolved_snapshot::ResolvedSnapshot;
 use crate::api::{ApiResult, Failure, MountRequest};
 use crate::{mirror, text};
 
 /// Lets one view be built at a time: each may take hundreds of megabytes.
 static VIEW_BUILD_PERMIT: Semaphore = Semaphore::const_new(1);
-
-/// The snapshot of a request.
-pub struct ResolvedSnapshot {
-    /// The snapshot.
-    pub snapshot: Arc<Snapshot>,
-    /// The revision that the source was resolved to, as its origin names it.
-    pub resolved: String,
-    /// A note for the user.
-    pub note: Option<String>,
-}
 
 /// Finds the snapshot that `request` asks for or, where neither mirror nor origin answers, the newest one that the cache has
 /// whole. Unnamed files may be made in the directory `scratch`.

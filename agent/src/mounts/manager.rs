@@ -13,10 +13,10 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::attachment::Attachment;
 use super::handover::Handover;
-use super::lookup::ResolvedSnapshot;
 use super::mount::ManagedMount;
 use super::mounter::Mounter;
 use super::record::{FailedMount, MountRecord, MountRecords};
+use super::resolved_snapshot::ResolvedSnapshot;
 use crate::api::{ApiResult, Failure, LostMount, MountInfo, MountRequest, StageStatus};
 use crate::lifecycle::{KeepAlive, Lifecycle};
 
@@ -90,7 +90,7 @@ impl MountManager {
         self.check_disk().await?;
         tokio::select! {
             biased;
-            () = self.lifecycle.closed() => Err(Failure::closing()),
+            () = self.lifecycle.await_closing() => Err(Failure::closing()),
             mounted = self.make(request) => mounted,
         }
     }
@@ -184,8 +184,8 @@ impl MountManager {
     async fn watch(self: Arc<Self>, managed: Arc<ManagedMount>, _alive: KeepAlive) {
         loop {
             let attachment = managed.attachment();
-            attachment.ended().await;
-            managed.converted().await;
+            attachment.await_end().await;
+            managed.await_conversion().await;
             if Arc::ptr_eq(&attachment, &managed.attachment()) {
                 break;
             }
@@ -241,7 +241,7 @@ impl MountManager {
         blocking(move || if lazy { leaving.detach() } else { leaving.unmount() }).await?;
         let forgotten = async {
             if !lazy {
-                managed.gone().await;
+                managed.await_removal().await;
             } else if !self.lifecycle.is_closing() {
                 let _ = self.remove_record(id).await;
             }
@@ -256,11 +256,11 @@ impl MountManager {
     }
 
     /// Waits until a mount has ended, or the agent is about to.
-    pub async fn ended(&self, id: u64) -> ApiResult<()> {
+    pub async fn await_end(&self, id: u64) -> ApiResult<()> {
         let managed = self.find(id)?;
         tokio::select! {
-            () = managed.gone() => {}
-            () = self.lifecycle.closed() => {}
+            () = managed.await_removal() => {}
+            () = self.lifecycle.await_closing() => {}
         }
         Ok(())
     }

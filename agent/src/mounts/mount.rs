@@ -19,7 +19,7 @@ use crate::api::{MountBackend, MountInfo, MountRequest, MountStatus, StageState,
 use crate::telemetry::scrape::MountScrape;
 
 /// The most blobs whose local bytes are counted: each costs a stat(2), and people wait for a status.
-const COUNTED_BLOBS_MAX: u32 = 10_000;
+const MAX_COUNTED_BLOBS: u32 = 10_000;
 
 /// A mount and what the agent knows of it.
 #[derive(Debug)]
@@ -130,7 +130,7 @@ impl ManagedMount {
     }
 
     /// Waits while it is about to become native.
-    pub(super) async fn converted(&self) {
+    pub(super) async fn await_conversion(&self) {
         // The sender lives as long as `self`, so this can't fail.
         let _ = self.converting.subscribe().wait_for(|converting| !converting).await;
     }
@@ -184,7 +184,7 @@ impl ManagedMount {
     }
 
     /// Waits until it is unmounted, and its leases and records are gone.
-    pub async fn gone(&self) {
+    pub async fn await_removal(&self) {
         // The sender lives as long as `self`, so this can't fail.
         let _ = self.gone.subscribe().wait_for(|gone| *gone).await;
     }
@@ -224,7 +224,7 @@ impl ManagedMount {
 
     fn local(&self) -> Result<Option<u64>> {
         let manifest = self.snapshot.manifest();
-        if manifest.blobs() > COUNTED_BLOBS_MAX {
+        if manifest.blobs() > MAX_COUNTED_BLOBS {
             let staged = matches!(self.stage_state(), Some(StageState::Done));
             return Ok(staged.then(|| manifest.bytes()));
         }
@@ -266,7 +266,7 @@ impl ManagedMount {
         // At the end or at the timeout, the answer is the state at that moment.
         let settled = async {
             if stage.done().await.is_ok() {
-                self.converted().await;
+                self.await_conversion().await;
             }
         };
         tokio::time::timeout(timeout, settled).await.ok();

@@ -15,8 +15,9 @@ use bdnfs_fs::{Mount, Options, RequestMetrics};
 use tokio::runtime::Handle;
 
 use super::history::SourceHistory;
-use super::lookup::{self, ResolvedSnapshot};
+use super::lookup;
 use super::record::MountRecord;
+use super::resolved_snapshot::ResolvedSnapshot;
 use crate::api::{ApiResult, Failure, MirrorRequest, MountBackend, MountRequest};
 use crate::{runtime, text};
 

@@ -30,7 +30,7 @@ use crate::fdstore::StoredMount;
 const PARALLEL_RESTORES: usize = 16;
 
 /// How long what containers read before the machine was started again is not evicted: so long a kubelet may take to start them.
-const LAST_BOOT_LEASE: Duration = Duration::from_secs(10 * 60);
+const LAST_BOOT_LEASE_DURATION: Duration = Duration::from_secs(10 * 60);
 
 /// The purpose of a mount of the last run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +86,7 @@ pub async fn restore(
     }
     drop(eviction_pause);
     tokio::spawn(async move {
-        tokio::time::sleep(LAST_BOOT_LEASE).await;
+        tokio::time::sleep(LAST_BOOT_LEASE_DURATION).await;
         drop(leases);
     });
     // Mounts without a record were about to end.

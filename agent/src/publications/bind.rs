@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use bdnfs::error::{Error, Kind, Result};
-use bdnfs_fs::detached::DetachedMount;
+use bdnfs_fs::mount_copy::DetachedMount;
 use bdnfs_fs::mounts::{self, MountEntry};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, openat2, unlinkat};
 use rustix::io::Errno;

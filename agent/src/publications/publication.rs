@@ -38,7 +38,7 @@ pub struct Publication {
     pub target: Option<BindTarget>,
     state: watch::Sender<State>,
     end: watch::Sender<Option<EndRequest>>,
-    interest: Mutex<Interest>,
+    waiters: Mutex<WaiterCount>,
     /// Whether its target was bound to: the mount there is ours.
     bound: AtomicBool,
 }
@@ -70,9 +70,9 @@ enum Step {
     Gone,
 }
 
-/// The interest in a pending publication: its waiters, and the last request.
+/// The waiters for a pending publication, and when the last one left.
 #[derive(Debug)]
-struct Interest {
+struct WaiterCount {
     waiting: usize,
     last: Instant,
 }
@@ -82,9 +82,9 @@ pub struct PublicationWaiter<'a>(&'a Publication);
 
 impl Drop for PublicationWaiter<'_> {
     fn drop(&mut self) {
-        let mut interest = self.0.interest.lock();
-        interest.waiting -= 1;
-        interest.last = Instant::now();
+        let mut waiters = self.0.waiters.lock();
+        waiters.waiting -= 1;
+        waiters.last = Instant::now();
     }
 }
 
@@ -100,14 +100,14 @@ impl Publication {
     ) -> bdnfs::error::Result<Self> {
         let (identity, _) = identity(&request)?;
         let bare =
-            PublicationRequest { holder: request.holder.clone(), keep: request.keep, ..identity.clone() };
+            PublicationRequest { consumer: request.consumer.clone(), keep: request.keep, ..identity.clone() };
         Ok(Self::with_identity(key, bare, Some(request), identity, target))
     }
 
     /// A publication of an earlier run.
     pub fn restore(key: String, record: PublicationRecord, target: Option<BindTarget>) -> Self {
         let PublicationRecord { request, pending, .. } = record;
-        let identity = PublicationRequest { holder: None, keep: false, ..request.clone() };
+        let identity = PublicationRequest { consumer: None, keep: false, ..request.clone() };
         let complete = pending.is_some_and(|pending| !pending.lacks_secrets).then(|| request.clone());
         Self::with_identity(key, request, complete, identity, target)
     }
@@ -136,7 +136,7 @@ impl Publication {
             target,
             state: watch::Sender::new(State { message, ..State::default() }),
             end: watch::Sender::new(None),
-            interest: Mutex::new(Interest { waiting: 0, last: Instant::now() }),
+            waiters: Mutex::new(WaiterCount { waiting: 0, last: Instant::now() }),
             bound: AtomicBool::new(false),
         }
     }
@@ -245,13 +245,13 @@ impl Publication {
     }
 
     /// Waits until its snapshot is known, or it is not pending any more.
-    pub async fn resolved(&self) {
+    pub async fn await_resolution(&self) {
         let is_over = |state: &State| state.base.is_some() || !matches!(state.step, Step::Staging);
         let _ = self.state.subscribe().wait_for(is_over).await;
     }
 
     /// Waits until it is not in the table any more.
-    pub async fn gone(&self) {
+    pub async fn await_removal(&self) {
         let _ = self.state.subscribe().wait_for(|state| matches!(state.step, Step::Gone)).await;
     }
 
@@ -276,27 +276,27 @@ impl Publication {
     }
 
     /// Waits until it is asked to end for good.
-    pub async fn cancelled(&self) {
+    pub async fn await_cancellation(&self) {
         let _ = self.end.subscribe().wait_for(|end| *end == Some(EndRequest::Cancelled)).await;
     }
 
     /// Waits until it is asked to end, for now or for good.
-    pub async fn cancelled_or_suspended(&self) {
+    pub async fn await_cancellation_or_suspension(&self) {
         let _ = self.end.subscribe().wait_for(Option::is_some).await;
     }
 
     /// Registers a request that waits for it.
     pub fn wait(&self) -> PublicationWaiter<'_> {
-        self.interest.lock().waiting += 1;
+        self.waiters.lock().waiting += 1;
         PublicationWaiter(self)
     }
 
     /// Waits until no request has come for [`ABANDON_TIMEOUT`].
-    pub async fn abandoned(&self) {
+    pub async fn await_abandonment(&self) {
         loop {
             let last = {
-                let interest = self.interest.lock();
-                if interest.waiting > 0 { Instant::now() } else { interest.last }
+                let waiters = self.waiters.lock();
+                if waiters.waiting > 0 { Instant::now() } else { waiters.last }
             };
             if last.elapsed() >= ABANDON_TIMEOUT {
                 return;
@@ -307,12 +307,13 @@ impl Publication {
 
     /// The outcome of `work`, unless the publication is asked to end or is abandoned.
     pub async fn unless_cancelled<T>(&self, work: impl Future<Output = ApiResult<T>>) -> ApiResult<T> {
-        let abandoned =
-            async { if self.request.keep { std::future::pending().await } else { self.abandoned().await } };
+        let abandoned = async {
+            if self.request.keep { std::future::pending().await } else { self.await_abandonment().await }
+        };
         let interrupted = |text: &str| Err(Failure::new(Kind::Interrupted, text));
         tokio::select! {
             biased;
-            () = self.cancelled_or_suspended() => interrupted("it was cancelled"),
+            () = self.await_cancellation_or_suspension() => interrupted("it was cancelled"),
             () = abandoned => interrupted("nobody has asked for it for five minutes"),
             done = work => done,
         }
@@ -351,7 +352,7 @@ impl Publication {
             state: step,
             source: self.source.clone(),
             tenant: self.request.tenant.clone(),
-            holder: self.request.holder.clone(),
+            consumer: self.request.consumer.clone(),
             path: is_published.then(path).flatten(),
             target: self.request.target.clone(),
             snapshot: base.as_ref().map(|base| base.snapshot().to_string()),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::SourceConfig;
 use super::trust::DEFAULT_INLINE_SOURCES;
-use crate::api::container_volume::VolumeKind;
+use crate::api::container_volume::ContainerVolumeKind;
 
 /// The configuration of publications: what may be published, and where.
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ pub struct PublicationConfig {
     /// Schemes and prefixes of the sources that authors without administrators' rights may name.
     pub inline_sources: Vec<String>,
     /// The volumes to write to that authors without administrators' rights may ask for, in projects of their tenant.
-    pub inline_volumes: Vec<VolumeKind>,
+    pub inline_volumes: Vec<ContainerVolumeKind>,
     /// The sources that have a name.
     pub sources: Vec<SourceConfig>,
     /// The file that lists them as CDI devices for container runtimes.

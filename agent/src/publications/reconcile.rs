@@ -19,7 +19,8 @@ use crate::api::publication::Staging;
 use crate::mounts::MountPurpose;
 
 /// How often records and mount table are compared. What is left over costs space in the cache, and nothing else.
-const RECONCILE_INTERVAL: Duration = Duration::from_secs(5 * 60);
+pub const RECONCILE_INTERVAL: Duration = Duration::from_secs(5 * 60);
+
 impl Publications {
     /// The purpose of the mount at `mountpoint` of an earlier run, if it is a base.
     pub fn purpose_of(&self, mountpoint: &Path) -> Option<MountPurpose> {

@@ -48,7 +48,7 @@ pub fn identity(request: &PublicationRequest) -> Result<(PublicationRequest, boo
         access,
         mirror,
         secrets: BTreeMap::new(),
-        holder: None,
+        consumer: None,
         keep: false,
         ..request.clone()
     };

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use bdnfs::backoff::{Backoff, entropy};
 use bdnfs::checkpoint::{CheckpointId, SavedCheckpoint};
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::task::blocking;
@@ -16,12 +17,12 @@ use crate::api::saving::{CheckpointState, UnitReport};
 use crate::text;
 
 /// The backoff after a failure, at first and at most.
-const SAVE_RETRY_MIN: Duration = Duration::from_secs(1);
-const SAVE_RETRY_MAX: Duration = Duration::from_secs(60);
+const MIN_SAVE_RETRY_WAIT: Duration = Duration::from_secs(1);
+const MAX_SAVE_RETRY_WAIT: Duration = Duration::from_secs(60);
 /// How many entries that are left out, or were deleted too early, are reported one by one.
-const REPORTED_SKIPS_MAX: usize = 1000;
+const MAX_REPORTED_SKIPS: usize = 1000;
 /// How many checkpoints are reported, and with them those that are there.
-const REPORTED_CHECKPOINTS_MAX: usize = 1000;
+const MAX_REPORTED_CHECKPOINTS: usize = 1000;
 /// How often the record is written for the sake of the backlog alone: it is flushed to the disk, which the job needs.
 const BACKLOG_WRITE_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -38,7 +39,7 @@ impl Saver {
                 self.sealed.remove(unit.name());
                 self.settling.disturb(unit.name(), self.now(), unknown);
             }
-            Err(error) if is_lasting(&error) => self.refuse(unit, &error),
+            Err(error) if is_permanent(&error) => self.refuse(unit, &error),
             Err(error) => self.fail(unit.name(), &error),
         }
     }
@@ -122,8 +123,10 @@ impl Saver {
 
     /// Schedules a retry of what failed, a unit or the scan.
     pub(super) fn fail(&mut self, what: &str, error: &Error) {
-        let wait = self.retry.get(what).map_or(SAVE_RETRY_MIN, |(_, wait)| (*wait * 2).min(SAVE_RETRY_MAX));
-        self.retry.insert(what.to_owned(), (Instant::now() + wait, wait));
+        let first = || Backoff::new(MIN_SAVE_RETRY_WAIT, MAX_SAVE_RETRY_WAIT, entropy());
+        let mut waits = self.retry.remove(what).map_or_else(first, |(_, waits)| waits);
+        let retry_at = Instant::now() + waits.wait();
+        self.retry.insert(what.to_owned(), (retry_at, waits));
         self.record.report.failures += 1;
         let why = error.to_string();
         if self.record.report.why.as_ref() != Some(&why) {
@@ -142,7 +145,7 @@ impl Saver {
     fn skip(&mut self, path: Vec<u8>, why: SkipReason) {
         let text =
             format!("{}/{} is not saved: {why}", self.context.order.place.display(), path.escape_ascii());
-        if self.skipped.len() < REPORTED_SKIPS_MAX && self.skipped.insert(path) {
+        if self.skipped.len() < MAX_REPORTED_SKIPS && self.skipped.insert(path) {
             self.record.note(text);
         }
     }
@@ -183,7 +186,7 @@ impl Saver {
     /// Drops the oldest reports of what is gone, where there are too many.
     fn trim_reports(&mut self) {
         let (units, reports) = (self.settling.units(), &mut self.record.report.checkpoints);
-        while reports.len() > REPORTED_CHECKPOINTS_MAX.max(units.len()) {
+        while reports.len() > MAX_REPORTED_CHECKPOINTS.max(units.len()) {
             let gone = reports.iter().enumerate().filter(|(_, one)| !units.contains_key(&one.name));
             let Some((oldest, _)) = gone.min_by_key(|(_, one)| one.saved) else { return };
             reports.remove(oldest);
@@ -233,6 +236,6 @@ impl Saver {
 }
 
 /// Whether what is wrong is the unit itself: it stays so until that changes.
-pub(super) fn is_lasting(error: &Error) -> bool {
+pub(super) fn is_permanent(error: &Error) -> bool {
     matches!(error.kind(), Kind::Invalid | Kind::Unsupported)
 }

@@ -19,7 +19,7 @@ const END_FILE: &str = "saver.end";
 /// The directory in a volume with the seals of its units.
 pub(super) const SEALS_DIRECTORY: &str = "seals";
 /// How many events are kept: earlier ones are reported already, or too many to be of use.
-const EVENTS_MAX: usize = 200;
+const MAX_EVENTS: usize = 200;
 
 /// The record of a saver.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -63,7 +63,7 @@ impl SaverRecord {
         tracing::info!("{text}");
         self.events += 1;
         self.last_events.push(text);
-        let extra = self.last_events.len().saturating_sub(EVENTS_MAX);
+        let extra = self.last_events.len().saturating_sub(MAX_EVENTS);
         self.last_events.drain(..extra);
     }
 
@@ -139,10 +139,10 @@ mod tests {
     #[test]
     fn events_after_a_count_returns_the_newer_ones() {
         let mut record = SaverRecord::default();
-        (0..EVENTS_MAX + 3).for_each(|number| record.note(number.to_string()));
+        (0..MAX_EVENTS + 3).for_each(|number| record.note(number.to_string()));
         assert_eq!(record.events_after(record.events), &[] as &[String]);
         assert_eq!(record.events_after(record.events - 2), ["201", "202"]);
-        assert_eq!(record.events_after(0).len(), EVENTS_MAX);
+        assert_eq!(record.events_after(0).len(), MAX_EVENTS);
     }
 
     #[test]

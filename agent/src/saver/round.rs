@@ -4,25 +4,26 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bdnfs::backoff::Backoff;
 use bdnfs::checkpoint::marker::{is_tracker, tracked};
 use bdnfs::digest::Digest;
 use bdnfs::error::{Kind, Result};
 use bdnfs::mirroring::MirrorProgress;
 use bdnfs::task::{blocking, lost};
-use bdnfs::volume::{FileTime, Scan, Seal, Seals, Settling, SkippedEntries, UnitState, VolumeDirectory};
+use bdnfs::volume::{FileTime, Scan, Seal, Seals, SettleTracker, SkippedEntries, UnitState, VolumeDirectory};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::ahead::{AheadFiles, AheadTask};
 use super::record::{self, SaverEnd, SaverRecord, requested_end};
 use super::save_context::{SaveContext, SettledUnit, UploadOutcome, is_remainder};
+use super::upload_ahead::{AheadFiles, AheadTask};
 use super::{JobEnd, SaveOrder};
 use crate::api::saving::CheckpointState;
 
 /// How often the directory is scanned.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 /// The most that a tracker holds, in bytes.
-const TRACKER_MAX_BYTES: u64 = 4096;
+const MAX_TRACKER_BYTES: u64 = 4096;
 
 /// Saves until the job has ended and nothing is left to be saved.
 ///
@@ -41,7 +42,7 @@ pub async fn save(order: SaveOrder) -> Result<()> {
         context,
         record,
         written: None,
-        settling: Settling::default(),
+        settling: SettleTracker::default(),
         begin: Instant::now(),
         ended: None,
         end_request: None,
@@ -62,7 +63,7 @@ pub struct Saver {
     pub(super) record: SaverRecord,
     /// The content of the file, and since when it has that.
     pub(super) written: Option<(SaverRecord, Instant)>,
-    pub(super) settling: Settling,
+    pub(super) settling: SettleTracker,
     begin: Instant,
     /// When the job was found to have ended, and how.
     pub(super) ended: Option<(Instant, JobEnd)>,
@@ -78,7 +79,7 @@ pub struct Saver {
     /// Whether the last scan left content out.
     pub(super) is_partial: bool,
     /// When a failed unit or scan is retried, and its backoff.
-    pub(super) retry: BTreeMap<String, (Instant, Duration)>,
+    pub(super) retry: BTreeMap<String, (Instant, Backoff)>,
     ahead_files: AheadFiles,
 }
 
@@ -116,7 +117,7 @@ impl DirectoryScan {
         let scan = directory.walk()?;
         let trackers = scan.files.iter().filter(|(path, _)| is_tracker(path));
         let named = trackers.flat_map(|(path, file)| {
-            let content = directory.read_small(path, TRACKER_MAX_BYTES).ok().flatten().unwrap_or_default();
+            let content = directory.read_small(path, MAX_TRACKER_BYTES).ok().flatten().unwrap_or_default();
             let names = tracked(path, &String::from_utf8_lossy(&content));
             names.into_iter().map(|name| (name, file.mtime))
         });

@@ -8,14 +8,14 @@ use bdnfs::volume::{Scan, Seal};
 use tokio::time::{Instant, sleep_until};
 
 use super::JobEnd;
-use super::outcomes::is_lasting;
+use super::outcomes::is_permanent;
 use super::record::{SaverEnd, requested_end};
 use super::round::Saver;
 use super::save_context::{SettledUnit, UploadOutcome};
 use crate::api::saving::CheckpointState;
 
 /// How many torn files of a unit an event names.
-const LISTED_TORN_FILES_MAX: usize = 10;
+const MAX_LISTED_TORN_FILES: usize = 10;
 
 impl Saver {
     /// Saves the files that a power cut has left as they were sealed. All others are listed and kept.
@@ -35,7 +35,7 @@ impl Saver {
             match &outcome {
                 Ok(UploadOutcome::Saved(..)) => {}
                 // The others first: what fails for good must not keep them waiting.
-                Err(error) if !is_lasting(error) => waiting.insert(0, unit.clone()),
+                Err(error) if !is_permanent(error) => waiting.insert(0, unit.clone()),
                 _ => self.record.report.given_up = true,
             }
             self.finish(&unit, outcome);
@@ -66,7 +66,7 @@ impl Saver {
             let is_whole = torn.is_empty() && survivors.files.len() == seal.files.len();
             if !torn.is_empty() {
                 let paths =
-                    torn.iter().take(LISTED_TORN_FILES_MAX).map(|path| path.escape_ascii().to_string());
+                    torn.iter().take(MAX_LISTED_TORN_FILES).map(|path| path.escape_ascii().to_string());
                 let paths: Vec<_> = paths.collect();
                 self.report(&name).state = CheckpointState::Torn;
                 self.record.report.torn += torn.len() as u64;

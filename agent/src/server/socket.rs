@@ -161,7 +161,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("directory");
         let path = dir.path().join("control.sock");
         let client = Client::new(&path);
-        assert!(matches!(client.ended(1).await, Err(ClientError::NotRunning(_))));
+        assert!(matches!(client.await_end(1).await, Err(ClientError::NotRunning(_))));
 
         let echo = |Path(id): Path<u64>, Query(how): Query<Unmount>| async move {
             if how.lazy { Ok(Json(())) } else { Err(Failure::new(Kind::Busy, format!("mount {id} is held"))) }
@@ -181,13 +181,13 @@ mod tests {
             }
             other => panic!("{other:?}"),
         }
-        assert!(client.ended(7).await.expect_err("closing").is_gone());
+        assert!(client.await_end(7).await.expect_err("closing").is_gone());
         assert!(matches!(client.status().await, Err(ClientError::Socket(..))), "no such route");
 
         end.send(()).expect("serving");
         server.await.expect("joined").expect("served");
         assert!(!path.exists());
-        assert!(client.ended(7).await.expect_err("gone").is_gone());
+        assert!(client.await_end(7).await.expect_err("gone").is_gone());
     }
 
     #[tokio::test]
@@ -196,6 +196,6 @@ mod tests {
         let path = dir.path().join("control.sock");
         let listener = UnixListener::bind(&path).expect("bound");
         tokio::spawn(async move { drop(listener.accept().await) });
-        assert!(matches!(Client::new(&path).ended(1).await, Err(ClientError::Disconnected(_))));
+        assert!(matches!(Client::new(&path).await_end(1).await, Err(ClientError::Disconnected(_))));
     }
 }

@@ -10,10 +10,10 @@ use rustix::process::{Resource, getrlimit};
 use super::page::{Page, sample};
 
 /// The places of fields in `/proc/self/stat` behind the name: see proc_pid_stat(5), less 3.
-const UTIME: usize = 11;
-const STIME: usize = 12;
-const THREADS: usize = 17;
-const RSS: usize = 21;
+const UTIME_FIELD: usize = 11;
+const STIME_FIELD: usize = 12;
+const THREADS_FIELD: usize = 17;
+const RSS_FIELD: usize = 21;
 
 /// The kernel's figures of this process; what the kernel does not tell is 0.
 #[derive(Debug, Default)]
@@ -43,9 +43,9 @@ impl ProcessScrape {
             .collect();
         let field = |at: usize| fields.get(at).copied().unwrap_or_default();
         Self {
-            cpu: (field(UTIME) + field(STIME)) as f64 / clock_ticks_per_second() as f64,
-            threads: field(THREADS),
-            resident: field(RSS) * page_size() as u64,
+            cpu: (field(UTIME_FIELD) + field(STIME_FIELD)) as f64 / clock_ticks_per_second() as f64,
+            threads: field(THREADS_FIELD),
+            resident: field(RSS_FIELD) * page_size() as u64,
             ..Self::default()
         }
     }

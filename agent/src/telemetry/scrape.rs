@@ -52,7 +52,7 @@ pub struct Scrape {
 #[derive(Debug)]
 pub struct ClusterScrape {
     /// The counters of peers.
-    pub figures: PeerStats,
+    pub peer_stats: PeerStats,
     /// Peers that are banned for corruption.
     pub banned: u64,
 }
@@ -108,9 +108,10 @@ impl Scrape {
             scrubbed,
             leased_blobs: sum(|partition| partition.leases.single_leases()),
             leased_snapshots: sum(|partition| partition.leases.groups().len()),
-            cluster: engine
-                .peers()
-                .map(|peers| ClusterScrape { figures: peers.stats(), banned: peers.banned().len() as u64 }),
+            cluster: engine.peers().map(|peers| ClusterScrape {
+                peer_stats: peers.stats(),
+                banned: peers.banned().len() as u64,
+            }),
             requests,
             mounts,
             lost,

@@ -31,7 +31,7 @@ const TRACES_PATH: &str = "v1/traces";
 /// How long a collector may take to answer.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an answer may be, in bytes: a status and a sentence, which need a hundredth of it.
-const COLLECTOR_ANSWER_MAX_BYTES: usize = 64 << 10;
+const MAX_COLLECTOR_ANSWER_BYTES: usize = 64 << 10;
 /// How long the last spans may take to be sent when the process ends.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// The environment's names for where traces go: exactly there, or below there.
@@ -191,7 +191,7 @@ impl HttpClient for HttpSender {
             let sent = self.send(request).await;
             let answer = sent.map_err(|error| text::line(&error.without_url()))?;
             let (head, body) = answer.into_parts();
-            let body = Limited::new(body, COLLECTOR_ANSWER_MAX_BYTES).collect().await;
+            let body = Limited::new(body, MAX_COLLECTOR_ANSWER_BYTES).collect().await;
             // Its message may name the URL, which may be secret.
             let body = body.map_err(|_| "the response broke off, or is too long")?;
             Ok(Response::from_parts(head, body.to_bytes()))

@@ -39,7 +39,7 @@ pub enum CacheScope {
 
 impl CacheScope {
     /// The word for it, which is also the name of a directory.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Project => "project",
             Self::Team => "team",
@@ -77,7 +77,7 @@ impl CacheHome {
     /// The home of the cache of `name`, a project or a team of `tenant`, in the directory of all volumes.
     pub fn new(volumes: &Path, tenant: &str, scope: CacheScope, name: &str) -> Self {
         let tenant = volumes.join(tenant);
-        let path = tenant.join(CACHES_DIRECTORY).join(scope.word()).join(encode(name));
+        let path = tenant.join(CACHES_DIRECTORY).join(scope.as_str()).join(encode(name));
         let (trash, volumes) = (tenant.join(TRASH_DIRECTORY), volumes.to_owned());
         Self { scope, name: name.into(), path, trash, volumes }
     }
@@ -86,7 +86,8 @@ impl CacheHome {
     pub fn all(volumes: &Path, tenant: &str) -> Vec<Self> {
         let mut homes = Vec::new();
         for scope in [CacheScope::Project, CacheScope::Team] {
-            let directories = subdirectories(&volumes.join(tenant).join(CACHES_DIRECTORY).join(scope.word()));
+            let directories =
+                subdirectories(&volumes.join(tenant).join(CACHES_DIRECTORY).join(scope.as_str()));
             let encoded = directories.iter().filter_map(|path| decode(path.file_name()?.to_str()?));
             let mut names: Vec<_> = encoded.collect();
             names.sort();
@@ -107,7 +108,7 @@ impl CacheHome {
 
     /// The source name of the cache in a mirror.
     pub fn source(&self) -> String {
-        format!("cache://{}/{}", self.scope.word(), encode(&self.name))
+        format!("cache://{}/{}", self.scope.as_str(), encode(&self.name))
     }
 
     /// The directory of the home, which its users hold locked.
@@ -227,7 +228,7 @@ impl CacheHome {
 
     /// Moves `path`, which lies in it, into the trash.
     pub(super) fn move_to_trash(&self, path: &Path) -> io::Result<()> {
-        trash::move_into(path, &self.trash, &format!("{}-cache", self.scope.word()))
+        trash::move_into(path, &self.trash, &format!("{}-cache", self.scope.as_str()))
     }
 
     /// Moves the home into the trash. Touches the local disk. [`empty_trash`](Self::empty_trash) frees the space.
@@ -273,7 +274,7 @@ fn is_at(locked: &File, path: &Path) -> io::Result<bool> {
 
 impl std::fmt::Display for CacheHome {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "the cache of the {} {}", self.scope.word(), self.name)
+        write!(f, "the cache of the {} {}", self.scope.as_str(), self.name)
     }
 }
 

@@ -26,7 +26,7 @@ use bdnfs::manifest::Manifest;
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::{Ref, source_key};
 use bdnfs::mirroring::{
-    MirrorConfig, MirrorOutcome, MirrorProgress, MirrorSource, Succession, mirror_source,
+    MirrorConfig, MirrorOutcome, MirrorProgress, MirrorSource, PreviousState, mirror_source,
 };
 use bdnfs::source::Patterns;
 use bdnfs::task::blocking;
@@ -44,7 +44,7 @@ pub use sync_state::SyncState;
 /// The directory beside the tree with what is pulled.
 const INCOMING_DIRECTORY: &str = "incoming";
 /// How often a save is tried when another node saves at the same time, or files are changed while they are read.
-const SAVE_ATTEMPTS: u32 = 5;
+const SAVE_ATTEMPT_LIMIT: u32 = 5;
 
 /// The sync of a home with its mirror, under the home's sync lock.
 #[derive(Clone, Debug)]
@@ -183,7 +183,7 @@ impl CacheSync {
         loop {
             let pulled = self.pull(&DownloadProgress::default()).await?;
             match self.publish(pulled, None, config, progress).await {
-                Err(error) if error.kind() == Kind::Busy && attempt < SAVE_ATTEMPTS => attempt += 1,
+                Err(error) if error.kind() == Kind::Busy && attempt < SAVE_ATTEMPT_LIMIT => attempt += 1,
                 saved => {
                     let saved = saved?;
                     self.home.report_use(&self.mirror, false).await?;
@@ -223,7 +223,7 @@ impl CacheSync {
                 PulledCache { generation: latest.generation, latest: found, ..PulledCache::default() };
             match self.publish(pulled, Some(InUse { bytes_per_second }), config, progress).await {
                 Err(error) if error.kind() == Kind::Busy => return Ok(None),
-                Err(error) if error.kind() == Kind::Changed && attempt < SAVE_ATTEMPTS => attempt += 1,
+                Err(error) if error.kind() == Kind::Changed && attempt < SAVE_ATTEMPT_LIMIT => attempt += 1,
                 saved => {
                     let saved = saved?;
                     self.home.report_use(&self.mirror, true).await?;
@@ -247,7 +247,7 @@ impl CacheSync {
         let Some(changed) = self.with_home(move |home| home.changes(former.as_ref(), in_use)).await? else {
             return Ok(SavedCache { pulled, published: None, busy: Vec::new(), skipped: 0 });
         };
-        let follows = Succession::After(pulled.generation);
+        let follows = PreviousState::After(pulled.generation);
         let source = MirrorSource::local(self.home.source(), Arc::new(changed.origin), follows);
         let published = mirror_source(&self.mirror, &source, config, progress).await?;
         let (manifest, since) = (Some(published.latest_ref.manifest.to_string()), changed.since);

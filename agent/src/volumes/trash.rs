@@ -11,7 +11,7 @@ use rustix::fs::FlockOperation;
 use crate::runtime;
 
 /// How many entries of one name may lie in a trash at a time.
-const TRASH_NAMES_MAX: u32 = 10_000;
+const MAX_TRASH_NAMES: u32 = 10_000;
 
 /// Moves `path` into the directory `trash`, under a name that begins with `name`. What isn't there needs no move.
 ///
@@ -19,7 +19,7 @@ const TRASH_NAMES_MAX: u32 = 10_000;
 /// The disk's own.
 pub fn move_into(path: &Path, trash: &Path, name: &str) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(trash)?;
-    for number in 0..TRASH_NAMES_MAX {
+    for number in 0..MAX_TRASH_NAMES {
         let moved = fs::rename(path, trash.join(format!("{name}-{number}")));
         match moved {
             Err(e) if matches!(e.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists) => {}
@@ -78,7 +78,7 @@ impl TrashPass {
                 let path = below.path();
                 match remove_one(&below) {
                     Err(e) if e.kind() == ErrorKind::DirectoryNotEmpty => {
-                        let moved = self.move_up(&path, trash);
+                        let moved = self.move_to_top(&path, trash);
                         self.note(path, moved);
                     }
                     removed => self.note(path, removed),
@@ -90,7 +90,7 @@ impl TrashPass {
     }
 
     /// Moves a directory into the directory `trash`.
-    fn move_up(&mut self, path: &Path, trash: &Path) -> io::Result<()> {
+    fn move_to_top(&mut self, path: &Path, trash: &Path) -> io::Result<()> {
         loop {
             self.moved += 1;
             match fs::rename(path, trash.join(format!(".{}", self.moved))) {

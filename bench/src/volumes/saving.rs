@@ -181,6 +181,7 @@ pub fn same_content(lab: &BenchEnv) -> Result<Rows> {
         shares.push(now.saturating_sub(before) as f64 / size as f64);
         before = now;
     }
-    let figure = Figure::new("uploaded of a checkpoint with the same content", MeasureUnit::Kept, shares);
+    let figure =
+        Figure::new("uploaded of a checkpoint with the same content", MeasureUnit::StoredPerByte, shares);
     Ok(Rows { figures: vec![Figure { limit: Some(MAX_SAME_CONTENT_SHARE), ..figure }], ..Rows::default() })
 }

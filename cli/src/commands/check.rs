@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use bdnfs::error::{Error, Kind};
 use bdnfs::source::{Diagnostic, Diagnostics, DocumentPath, SecretStore, Severity, Uri};
-use bdnfs::weights::{self, Accepted, Rules, Variable};
+use bdnfs::weights::{self, AcceptedEntry, Rules, Variable};
 use bdnfs_agent::jobs::{self, supervisor};
 use bdnfs_agent::volumes::{CHECKPOINT_PLACE, SCRATCH_PLACE};
 use serde::Serialize;
@@ -151,7 +151,7 @@ fn check_job(document: &Value, findings: &mut Diagnostics) {
 
 /// Checks the directories that a job would have against each other and what is at them on this machine, where it is to run. Weights
 /// that can't be where they are wanted are no longer `accepted`.
-fn check_places(document: &Value, accepted: &mut Vec<Accepted>, findings: &mut Diagnostics) {
+fn check_places(document: &Value, accepted: &mut Vec<AcceptedEntry>, findings: &mut Diagnostics) {
     let mut places = Vec::new();
     let job = weights::job_commands(document);
     if !job.start_commands.is_empty() {
@@ -159,7 +159,7 @@ fn check_places(document: &Value, accepted: &mut Vec<Accepted>, findings: &mut D
     }
     let located = accepted.iter().map(|accepted| accepted.weights.located());
     let mut shown = weights::shown_sources(&located.collect::<Vec<_>>()).into_iter();
-    accepted.retain(|Accepted { place, .. }| {
+    accepted.retain(|AcceptedEntry { place, .. }| {
         let shown = shown.next();
         shown.is_none_or(|shown| {
             check_place(&place.key("mount_location"), &shown.place, &mut places, findings)
@@ -180,7 +180,7 @@ fn check_places(document: &Value, accepted: &mut Vec<Accepted>, findings: &mut D
     if let Some(cache) = cache.filter(|cache| weights::is_cache_base(&cache.mount_base_path)) {
         let place = job.place.key("cache_config");
         match jobs::check_cache_places(&cache, &outside_caches) {
-            Ok(()) => cache.places().iter().for_each(|path| {
+            Ok(()) => cache.paths().iter().for_each(|path| {
                 check_place(&place, path, &mut places, findings);
             }),
             Err(error) => findings.reject(&place, error.to_string()),
@@ -213,8 +213,8 @@ fn not_absolute(path: &Path) -> Error {
     Error::new(Kind::Invalid, format!("must be absolute, so begin with a slash: {path:?}"))
 }
 
-fn accepted_weights(accepted: Accepted, document: &Document) -> AcceptedWeights {
-    let Accepted { place, weights, mut normalized } = accepted;
+fn accepted_weights(accepted: AcceptedEntry, document: &Document) -> AcceptedWeights {
+    let AcceptedEntry { place, weights, mut normalized } = accepted;
     if let (Uri::Http(_), Value::String(text)) = (&weights.source, &mut normalized["source"]) {
         // A user name or a query may be a secret.
         if text.split('/').nth(2).is_some_and(|authority| authority.contains('@')) {
@@ -233,8 +233,8 @@ fn accepted_weights(accepted: Accepted, document: &Document) -> AcceptedWeights 
 }
 
 /// The secrets that weights and variables name, each with its place.
-fn named_secrets(document: &Value, accepted: &[Accepted]) -> Vec<(DocumentPath, String)> {
-    let of_weights = accepted.iter().filter_map(|Accepted { place, weights, normalized }| {
+fn named_secrets(document: &Value, accepted: &[AcceptedEntry]) -> Vec<(DocumentPath, String)> {
+    let of_weights = accepted.iter().filter_map(|AcceptedEntry { place, weights, normalized }| {
         let name = weights.auth.as_ref()?.secret()?;
         let key = "auth_secret_name";
         let place = if normalized[key] == name { place.key(key) } else { place.key("auth").key(key) };

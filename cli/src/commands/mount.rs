@@ -302,7 +302,7 @@ impl MountSession {
         }
         self.finish(mounted).await?;
         for mounted in mounted {
-            self.client.ended(mounted.id).await?;
+            self.client.await_end(mounted.id).await?;
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use bdnfs::weights::shown_sources;
 use bdnfs_agent::api::client::Client;
 use bdnfs_agent::api::publication::{PublicationRequest, PublicationState, Staging};
-use bdnfs_fs::detached::DetachedMount;
+use bdnfs_fs::mount_copy::DetachedMount;
 
 use crate::publications::{PublisherArgs, publish_until, unpublish_all};
 use crate::{runtime, text};
@@ -54,8 +54,8 @@ pub fn run(args: &OciHookArgs) -> Result<()> {
     }
     let mut requests = Vec::new();
     for (index, entry) in weights.iter().enumerate() {
-        let holder = format!("container {}", state.id);
-        let mut request = args.publisher.request(&entry.source, entry.auth.clone(), holder)?;
+        let consumer = format!("container {}", state.id);
+        let mut request = args.publisher.request(&entry.source, entry.auth.clone(), consumer)?;
         request.access.executable.clone_from(&entry.executable);
         let (allow, ignore) = (entry.allow.clone(), entry.ignore.clone());
         let staging = if args.lazy { Staging::Lazy } else { Staging::Wait };

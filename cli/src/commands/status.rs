@@ -4,12 +4,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use bdnfs_agent::api::container_volume::VolumeStatus;
+use bdnfs_agent::api::container_volume::ContainerVolumeStatus;
 use bdnfs_agent::api::publication::{PublicationState, PublicationStatus};
 use bdnfs_agent::api::socket;
 use bdnfs_agent::api::{AgentInfo, AgentStatus, MountBackend, MountStatus, StageState};
 use bdnfs_agent::recorded_mountpoints;
-use bdnfs_fs::mounts::{self, MountEntry};
+use bdnfs_fs::mounts::{self, MountEntry, MountUser};
 use serde::Serialize;
 
 use crate::agents;
@@ -29,8 +29,8 @@ pub struct StatusArgs {
     cache_dir: Option<PathBuf>,
 }
 
-/// The name of the fd store's process.
-const FDSTORE_PROCESS_NAME: &str = "bdnfs-holder";
+/// The names of the fd store's process: of this version, and of one that an earlier version started.
+const FDSTORE_PROCESS_NAMES: [&str; 2] = ["bdnfs-fdstore", "bdnfs-holder"];
 
 const EXAMPLES: &str = "Examples:
   bdnfs status
@@ -43,7 +43,7 @@ struct StatusReport {
     /// The publications.
     publications: Vec<PublicationStatus>,
     /// The volumes that containers write to.
-    volumes: Vec<VolumeStatus>,
+    volumes: Vec<ContainerVolumeStatus>,
     #[serde(rename = "daemons")]
     agents: Vec<AgentInfo>,
     /// The agents that do not answer, a sentence each.
@@ -135,7 +135,8 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
 fn format_unresponsive(mounted: &MountEntry) -> String {
     let servers = mounts::servers(mounted);
     // Without its agent, the fd store has it alone.
-    let agent = servers.iter().find(|process| process.command != FDSTORE_PROCESS_NAME).or(servers.first());
+    let is_agent = |process: &&MountUser| !FDSTORE_PROCESS_NAMES.contains(&process.command.as_str());
+    let agent = servers.iter().find(is_agent).or(servers.first());
     let agent = agent
         .map_or("its agent".to_owned(), |process| format!("{} (process {})", process.command, process.pid));
     format!("{}: {agent} does not respond", mounted.mountpoint.display())
@@ -225,16 +226,16 @@ fn publication_row(one: &PublicationStatus) -> Vec<String> {
         (state, _) => state.to_string(),
     };
     let path = one.path.as_ref().map_or("-".to_owned(), |path| path.display().to_string());
-    let holder = one.holder.clone().unwrap_or_else(|| "-".to_owned());
-    vec![one.key.clone(), holder, one.source.clone(), path, state]
+    let consumer = one.consumer.clone().unwrap_or_else(|| "-".to_owned());
+    vec![one.key.clone(), consumer, one.source.clone(), path, state]
 }
 
-fn volume_row(one: &VolumeStatus) -> Vec<String> {
+fn volume_row(one: &ContainerVolumeStatus) -> Vec<String> {
     let path = one.path.as_ref().map_or("-".to_owned(), |path| path.display().to_string());
-    let holder = one.holder.clone().unwrap_or_else(|| "-".to_owned());
+    let consumer = one.consumer.clone().unwrap_or_else(|| "-".to_owned());
     let of_job = one.id.as_ref().map_or_else(String::new, |id| format!("@{id}"));
     let (kind, project, state) = (one.kind, &one.project, format!("{}: {}", one.state, one.message));
-    vec![kind.to_string(), holder, format!("{project}{of_job}"), path, state]
+    vec![kind.to_string(), consumer, format!("{project}{of_job}"), path, state]
 }
 
 fn format_usage(agent: &AgentInfo) -> String {

@@ -90,7 +90,7 @@ async fn mount(path: &Path, until: WaitCondition) -> Result<()> {
     let Some(mount) = status.at(&path) else { bail!("{}: not mounted any more", path.display()) };
     let id = mount.mounted.id;
     if until != WaitCondition::Ready {
-        return Ok(client.ended(id).await?);
+        return Ok(client.await_end(id).await?);
     }
     let mut staging = client.stage(id, false).await?;
     loop {

@@ -20,7 +20,7 @@ use crate::device::{BackingFile, Device};
 use crate::files::OpenOutcome;
 use crate::invalidation::KernelCache;
 use crate::ledger::{Ledger, LedgerEntry, LedgerItem};
-use crate::open_table::{OpenMode, OpenTable, Renewed};
+use crate::open_table::{OpenMode, OpenTable, RenewalActions};
 use crate::tree;
 use crate::wire::abi::OpenOut;
 use crate::wire::flags::{RESENT, open};
@@ -268,7 +268,7 @@ impl FileHandles {
     }
 
     /// Records for the next process what it must know of a file that was read wrongly.
-    fn record(&self, renewed: &Renewed<Arc<RegisteredFile>>) {
+    fn record(&self, renewed: &RenewalActions<Arc<RegisteredFile>>) {
         if let Some(node) = renewed.moved_to {
             self.ledger.insert(node, 0, LedgerItem::Moved);
         }
@@ -373,7 +373,7 @@ impl FileHandles {
         // Bound first, so that files are closed without the lock.
         let renewed = self.table.lock().renew(index);
         self.record(&renewed);
-        let Renewed { nodes, moved_to, damaged, backings } = renewed;
+        let RenewalActions { nodes, moved_to, damaged, backings } = renewed;
         drop((damaged, backings));
         if moved_to.is_some() {
             self.forget_name(index).await;

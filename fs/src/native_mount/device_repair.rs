@@ -32,7 +32,7 @@ use super::superblock::{BlockDigests, NativeSuperblock};
 const REPAIR_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 /// How often what is wrong is dropped from the page cache, and after which pause once more: pages that are just being read stay
 /// there.
-const DROP_TRIES: usize = 50;
+const DROP_ATTEMPT_LIMIT: usize = 50;
 const DROP_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// How many files of a repaired blob are logged by name.
 const MAX_NAMED_FILES: usize = 20;
@@ -192,7 +192,7 @@ impl NativeSuperblock {
                 }
             }
         }
-        for _ in 1..DROP_TRIES {
+        for _ in 1..DROP_ATTEMPT_LIMIT {
             if wrong.is_empty() {
                 break;
             }

@@ -21,7 +21,7 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use rustix::process::{getgid, getuid};
 
 use crate::Options;
-use crate::detached::DetachedMount;
+use crate::mount_copy::DetachedMount;
 use crate::mounts::{self, IMAGE_SUFFIX, MountEntry, NATIVE_TYPE};
 
 use super::failed;

@@ -12,7 +12,7 @@ use std::time::SystemTime;
 use bdnfs::cache::Limits;
 use bdnfs::engine::{Config, Engine};
 use bdnfs::mirror::Mirror;
-use bdnfs::mirroring::{MirrorConfig, MirrorProgress, MirrorSource, Succession, mirror_source};
+use bdnfs::mirroring::{MirrorConfig, MirrorProgress, MirrorSource, PreviousState, mirror_source};
 use bdnfs::origin;
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::{Access, Patterns};
@@ -85,7 +85,7 @@ impl NativeFixture {
             patterns: Patterns::default(),
             origin: origin.clone(),
             hash_first: false,
-            succession: Succession::default(),
+            previous: PreviousState::default(),
         };
         let opener: OriginOpener = Box::new(move || ready(Ok(origin.clone())).boxed());
         self.runtime.block_on(async {
@@ -149,7 +149,7 @@ fn native_mount_that_is_kept_stays_and_is_resumed() {
             .is_none()
     );
     again.unmount().expect("unmounted");
-    fixture.runtime.block_on(again.ended());
+    fixture.runtime.block_on(again.await_end());
     assert!(!fixture.path("native/file").exists());
 }
 
@@ -168,7 +168,7 @@ fn native_mount_replaces_a_fuse_mount_that_nobody_uses() {
     assert!(!mounts::at(&at).expect("a table").expect("mounted").is_native());
     drop(open);
     let replaced = replace().expect("no error").expect("nobody uses it");
-    fixture.runtime.block_on(fuse.ended());
+    fixture.runtime.block_on(fuse.await_end());
     assert!(mounts::at(&at).expect("a table").expect("mounted").is_native());
     assert_eq!(fs::read(at.join("file")).expect("read"), b"content");
     replaced.unmount().expect("unmounted");
@@ -182,17 +182,17 @@ fn native_mount_ends_with_its_last_bind() {
     let snapshot = fixture.staged();
     let native = fixture.native(&snapshot);
     let mounted = fixture.mount(&native, &Options::default());
-    let copy = crate::detached::DetachedMount::copy_of(&fixture.path("native")).expect("copied");
+    let copy = crate::mount_copy::DetachedMount::copy_of(&fixture.path("native")).expect("copied");
     copy.attach(fs::File::open(fixture.path("fuse")).expect("open")).expect("bound");
     mounted.unmount().expect("unmounted");
     let soon = |mounted: &NativeMount| {
         fixture.runtime.block_on(async {
-            tokio::time::timeout(Duration::from_millis(500), mounted.ended()).await.is_ok()
+            tokio::time::timeout(Duration::from_millis(500), mounted.await_end()).await.is_ok()
         })
     };
     assert!(!soon(&mounted));
     mounts::detach(&fixture.path("fuse")).expect("detached");
-    fixture.runtime.block_on(mounted.ended());
+    fixture.runtime.block_on(mounted.await_end());
 }
 
 #[test]
@@ -293,7 +293,7 @@ fn native_mounts_of_one_snapshot_share_a_superblock_until_the_last_has_ended() {
     assert_eq!(device("native"), device("fuse"));
     assert_ne!(device("native"), device("others"));
     first.unmount().expect("unmounted");
-    fixture.runtime.block_on(first.ended());
+    fixture.runtime.block_on(first.await_end());
     assert_eq!(fs::read(fixture.path("fuse/file")).expect("read"), b"content");
     // Another process takes up what this one leaves, and knows that it is the same.
     let third = at("native", &Options::default());
@@ -335,11 +335,11 @@ fn native_mount_that_another_namespace_shows_has_not_ended() {
     mounted.unmount().expect("unmounted");
     let soon = || {
         fixture.runtime.block_on(async {
-            tokio::time::timeout(Duration::from_millis(500), mounted.ended()).await.is_ok()
+            tokio::time::timeout(Duration::from_millis(500), mounted.await_end()).await.is_ok()
         })
     };
     assert!(!fixture.path("native/file").exists() && !soon());
     drop(container.stdin.take());
     container.wait().expect("it ends");
-    fixture.runtime.block_on(mounted.ended());
+    fixture.runtime.block_on(mounted.await_end());
 }

@@ -139,7 +139,7 @@ impl Mounted {
         // Its threads read one more request each, which they don't answer.
         let mut asking = Vec::new();
         while self.runtime.block_on(async {
-            tokio::time::timeout(Duration::from_millis(100), self.mount.ended()).await.is_err()
+            tokio::time::timeout(Duration::from_millis(100), self.mount.await_end()).await.is_err()
         }) {
             let path = self.path(format!("none-{}", asking.len()).as_bytes());
             asking.push(std::thread::spawn(move || fs::metadata(path).expect_err("missing").kind()));

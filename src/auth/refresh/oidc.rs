@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use url::{Url, form_urlencoded};
 
 use super::key_expiry::jwt_expiry_remark;
-use super::{KeyProvider, ResolvedKey, TOKEN_RESPONSE_LIMIT, as_refusal};
+use super::{KeyProvider, MAX_TOKEN_RESPONSE_BYTES, ResolvedKey, as_refusal};
 use crate::auth::{AuthKey, load};
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{self, HttpClient};
@@ -119,7 +119,7 @@ impl FederatedTokens {
         }
         let response = self.client.send(request).await;
         let response = response.map_err(|e| e.context(format!("the identity token at {}", host(url))))?;
-        let text = http_client::read(response, TOKEN_RESPONSE_LIMIT).await?;
+        let text = http_client::read(response, MAX_TOKEN_RESPONSE_BYTES).await?;
         Ok(Secret::new(String::from_utf8_lossy(&text)))
     }
 
@@ -181,7 +181,7 @@ fn form_request(url: &str, form: &[(&str, &str)]) -> Result<Request> {
 /// Sends a request to a token service and reads its response.
 async fn ask<T: DeserializeOwned>(client: &HttpClient, request: Request) -> Result<T> {
     let response = client.send(request).await.map_err(as_refusal)?;
-    let text = http_client::read(response, TOKEN_RESPONSE_LIMIT).await?;
+    let text = http_client::read(response, MAX_TOKEN_RESPONSE_BYTES).await?;
     // The parser's own message may quote what it read.
     serde_json::from_slice(&text)
         .map_err(|_| Error::new(Kind::Unsupported, "the response is not one of a token service"))

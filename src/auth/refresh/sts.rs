@@ -14,7 +14,7 @@ use serde::Deserialize;
 use url::form_urlencoded;
 
 use super::key_expiry::jwt_expiry_remark;
-use super::{KeyProvider, ResolvedKey, TOKEN_RESPONSE_LIMIT, as_refusal};
+use super::{KeyProvider, MAX_TOKEN_RESPONSE_BYTES, ResolvedKey, as_refusal};
 use crate::auth::store_adapter::{engine_error, engine_request};
 use crate::auth::{AuthKey, load, wrong_service};
 use crate::error::{Error, Kind, Result};
@@ -121,7 +121,7 @@ impl AssumeRole {
 
     async fn assume(&self, request: HttpRequest) -> Result<ResolvedKey> {
         let response = self.client.send(engine_request(request).await?).await?;
-        let text = http_client::read(response, TOKEN_RESPONSE_LIMIT).await?;
+        let text = http_client::read(response, MAX_TOKEN_RESPONSE_BYTES).await?;
         // The parser's message could repeat a part of a key.
         let response: StsResponse = xml::read(&RESPONSE_ELEMENTS, &text).map_err(|_| {
             Error::new(Kind::Unsupported, "the response is not one of AWS STS; check the endpoint")

@@ -27,7 +27,7 @@ pub(super) fn check(loaded: &Credentials, uri: &Uri, access: &Access) -> Result<
         }
         Credentials::Aws(_) => Ok(()),
         Credentials::Gcp(GoogleCredentials::User { .. }) => Ok(()),
-        Credentials::Gcp(GoogleCredentials::Key(key)) if is_googles(key) => Ok(()),
+        Credentials::Gcp(GoogleCredentials::Key(key)) if has_google_token_uri(key) => Ok(()),
         Credentials::Gcp(GoogleCredentials::Key(_)) => {
             refused("the service account key in the secret names another token service than Google's")
         }
@@ -51,9 +51,11 @@ fn is_given(uri: &Uri, access: &Access) -> bool {
             Uri::S3 { .. } | Uri::R2 { .. } | Uri::Cw { .. } => {
                 access.s3(uri).is_some_and(|s3| s3.access_key_id.is_some() && s3.secret_access_key.is_some())
             }
-            Uri::Gs { .. } => {
-                access.gcs.as_ref().and_then(|gcs| gcs.service_account.as_ref()).is_some_and(is_googles)
-            }
+            Uri::Gs { .. } => access
+                .gcs
+                .as_ref()
+                .and_then(|gcs| gcs.service_account.as_ref())
+                .is_some_and(has_google_token_uri),
             Uri::Azure { .. } => access.azure.as_ref().is_some_and(|azure| {
                 azure.account_key.is_some() || azure.sas.is_some() || azure.client_secret.is_some()
             }),
@@ -65,7 +67,7 @@ fn is_region(region: &str) -> bool {
 }
 
 /// Whether the key of a service account is exchanged for a token at Google.
-fn is_googles(key: &Secret) -> bool {
+fn has_google_token_uri(key: &Secret) -> bool {
     let Ok(key) = serde_json::from_str::<Value>(key.expose()) else { return false };
     let is_known = |uri: &Value| uri.as_str().is_some_and(|uri| GOOGLE_TOKEN_URIS.contains(&uri));
     key.get("token_uri").is_none_or(is_known) && key.get("gcs_base_url").is_none()

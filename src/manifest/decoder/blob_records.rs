@@ -8,7 +8,7 @@ use zerocopy::FromBytes;
 use super::super::binary::{self, BlobRecord};
 use super::super::{Node, corrupt};
 use super::{Manifest, inside, within};
-use crate::blob::{Blob, Key, Stored};
+use crate::blob::{Blob, Key, MirrorLocation};
 use crate::block::{self, Check};
 use crate::digest::Digest;
 use crate::error::Result;
@@ -94,9 +94,9 @@ impl Manifest {
     }
 
     /// The form in which the mirror stores a blob.
-    fn stored(&self, index: u32, size: u64, record: &BlobRecord) -> Result<Stored> {
+    fn stored(&self, index: u32, size: u64, record: &BlobRecord) -> Result<MirrorLocation> {
         let (start, len) = (record.place.get(), u64::from(record.place_len.get()));
-        let place = self.bytes.slice(self.range(start, len)?);
+        let object_key = self.bytes.slice(self.range(start, len)?);
         let ends = match record.encoding {
             binary::PLAIN_ENCODING => None,
             binary::FRAMES => {
@@ -105,7 +105,7 @@ impl Manifest {
             }
             _ => return Err(corrupt(format!("blob {index} is stored in an unknown form"))),
         };
-        Ok(Stored { place, ends })
+        Ok(MirrorLocation { object_key, ends })
     }
 
     /// The path that its origin knows a blob by; empty where there is none.

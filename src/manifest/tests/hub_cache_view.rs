@@ -102,7 +102,7 @@ fn hub_cache_view_of_packed_files_has_each_by_its_id() {
         digest: Digest::of(content),
         size: 5,
         checks: [Check::of(5, 0, content)].into(),
-        stored: Stored::default(),
+        stored: MirrorLocation::default(),
     };
     let mut bytes = Vec::new();
     MirroredListing::new(&base, vec![pack]).expect("good").write(&mut bytes).expect("memory");

@@ -17,8 +17,8 @@ impl TestPack {
         entries.map(|(name, node)| Entry { name, parent: 0, mtime: (1, 2), executable: false, node })
     }
 
-    fn stored() -> Stored {
-        Stored { place: "uploads/x".into(), ends: Some(vec![7; 16].into()) }
+    fn stored() -> MirrorLocation {
+        MirrorLocation { object_key: "uploads/x".into(), ends: Some(vec![7; 16].into()) }
     }
 }
 

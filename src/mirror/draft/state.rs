@@ -36,7 +36,7 @@ pub(super) struct DraftState {
     pub size: u64,
     /// The checks of the blocks that are done.
     pub checks: Vec<Check>,
-    /// The ends of their frames, where they are compressed, as in [`Stored`](crate::blob::Stored).
+    /// The ends of their frames, where they are compressed, as in [`MirrorLocation`](crate::blob::MirrorLocation).
     pub ends: Option<Vec<u8>>,
     /// The SHA-256 of them, so far, where their origin publishes one.
     pub sha256: Option<Sha256>,

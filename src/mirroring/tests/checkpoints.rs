@@ -129,7 +129,7 @@ async fn checkpoint_saved_after_the_clock_was_set_back_replaces_the_last() {
     let first = mirror.find(&checkpoint_key(&id)).await.expect("looked").expect("there");
     save(&mirror, id.clone(), &files(2)).await;
     let listed = first.listed + Duration::from_secs(86_400);
-    let ahead = mirror.publish(&Ref { listed, ..first }, None).await.expect("published");
+    let ahead = mirror.commit_ref(&Ref { listed, ..first }, None).await.expect("published");
     let saved = save(&mirror, id.clone(), &files(3)).await;
     let found = mirror.find(&checkpoint_key(&id)).await.expect("looked").expect("there");
     assert_ne!(saved.manifest, ahead.manifest);

@@ -85,7 +85,10 @@ async fn manifest_with_one_path_twice_is_found_by_verification() {
     let digest = Digest::of(&forged);
     store.put(&Path::from(format!("tenants/tenant/manifests/{digest}")), forged.into()).await.expect("put");
     let listed = published.latest_ref.listed + Duration::from_secs(1);
-    mirror.publish(&Ref { manifest: digest, listed, ..published.latest_ref }, None).await.expect("published");
+    mirror
+        .commit_ref(&Ref { manifest: digest, listed, ..published.latest_ref }, None)
+        .await
+        .expect("published");
     for deep in [false, true] {
         let told = faults(&mirror, deep).await;
         assert!(told.len() == 1 && told[0].contains("out of order"), "{told:?}");

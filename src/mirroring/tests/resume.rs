@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::block::Check;
-use crate::mirror::gc::GcReport;
+use crate::mirror::gc_report::GcReport;
 
 const MIB: u64 = 1 << 20;
 

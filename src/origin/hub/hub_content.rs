@@ -20,10 +20,10 @@ use crate::origin::{display_path, foreign_version};
 use crate::tier::Body;
 
 /// How many signed URLs are tried: one that was known, and a new one.
-const URL_ATTEMPTS: usize = 2;
+const URL_ATTEMPT_LIMIT: usize = 2;
 
 /// The largest file that is read whole for its git id, in bytes. The Hub has none over 10 MB in git.
-const GIT_FILE_LIMIT: u64 = 16 << 20;
+const MAX_GIT_FILE_BYTES: u64 = 16 << 20;
 
 /// Reads the part `range` of `blob`.
 pub(super) async fn get(hub: &HubOrigin, blob: &Blob, range: Range<u64>) -> Result<Option<Body>> {
@@ -51,7 +51,7 @@ pub(super) async fn get(hub: &HubOrigin, blob: &Blob, range: Range<u64>) -> Resu
 
 /// Whether the content is held against its git id. Larger files than the Hub has in git are not read whole.
 fn is_checked(version: &HubVersion, blob: &Blob) -> bool {
-    version.is_git_id() && blob.size <= GIT_FILE_LIMIT
+    version.is_git_id() && blob.size <= MAX_GIT_FILE_BYTES
 }
 
 /// Requests the range from wherever the content is. Returns also why it may be of another version, where the content tells.
@@ -61,7 +61,7 @@ async fn request(
     version: &HubVersion,
     wanted: &RangeRequest,
 ) -> Result<(Response, Option<Error>)> {
-    for _ in 0..URL_ATTEMPTS {
+    for _ in 0..URL_ATTEMPT_LIMIT {
         let (mut sent, mut doubt) = (None, None);
         let ask = async {
             let (answer, doubted) = locate(hub, blob, version, wanted).await?;

@@ -48,7 +48,7 @@ pub(super) async fn accept(response: Response, about: &RefusedHubRequest<'_>) ->
 impl RefusedHubRequest<'_> {
     /// The meaning of the Hub's error; `None` where it says no more than the status does.
     fn refusal(&self, status: StatusCode, code: &str, message: &str) -> Option<(Kind, String)> {
-        let (what, page) = (self.what(), &self.page);
+        let (what, page) = (self.repository_label(), &self.page);
         // Without a valid token, the Hub hides that a private repository exists.
         Some(match (status.as_u16(), code) {
             (401, _) if message.starts_with(BAD_TOKEN_MESSAGE) => (Kind::Refused, self.bad_token()),
@@ -67,12 +67,12 @@ impl RefusedHubRequest<'_> {
             (401, "") if self.has_token() => (Kind::Refused, self.bad_token()),
             (401, "") => (Kind::NotFound, self.unknown()),
             (401 | 403, _) => {
-                let said = self.quoted(message);
+                let quoted = self.quoted(message);
                 let advice = match self.has_token() {
                     true => format!("check what {} may read", self.token()),
                     false => "the request had no token (HF_TOKEN)".to_owned(),
                 };
-                (Kind::Refused, format!("the Hub refuses access; {advice}{said}"))
+                (Kind::Refused, format!("the Hub refuses access; {advice}{quoted}"))
             }
             // The Hub itself always says what it is that it has not.
             (404, "") => {
@@ -92,7 +92,7 @@ impl RefusedHubRequest<'_> {
     }
 
     /// `dataset owner/name`.
-    fn what(&self) -> String {
+    fn repository_label(&self) -> String {
         format!("{} {}", self.kind.plural().trim_end_matches('s'), self.id)
     }
 
@@ -107,7 +107,7 @@ impl RefusedHubRequest<'_> {
     }
 
     fn unknown(&self) -> String {
-        let what = self.what();
+        let what = self.repository_label();
         let other = match self.kind {
             HubKind::Model => format!(" (a dataset is hf://datasets/{})", self.id),
             _ => String::new(),
@@ -120,7 +120,7 @@ impl RefusedHubRequest<'_> {
     }
 
     fn gated(&self, message: &str) -> String {
-        let (what, page) = (self.what(), &self.page);
+        let (what, page) = (self.repository_label(), &self.page);
         match self.has_token() {
             false => format!(
                 "the {what} is gated: accept its terms at {page}, then set HF_TOKEN to a token of that account"

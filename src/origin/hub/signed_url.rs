@@ -14,7 +14,7 @@ use crate::blob::Key;
 use crate::error::{Error, Result};
 
 /// How many locations are kept: the files that are read at the same time, and more. Each takes one or two KiB.
-const LOCATION_LIMIT: u64 = 1024;
+const MAX_SIGNED_URLS: u64 = 1024;
 /// How long a URL is used that names no expiry.
 const DEFAULT_LIFETIME: Duration = Duration::from_secs(600);
 /// The longest that any URL is used; the Hub's own are valid for an hour.
@@ -37,7 +37,7 @@ pub(super) struct LocationCache(Cache<Key, ContentLocation>);
 
 impl Default for LocationCache {
     fn default() -> Self {
-        Self(Cache::builder().max_capacity(LOCATION_LIMIT).expire_after(UrlExpiry).build())
+        Self(Cache::builder().max_capacity(MAX_SIGNED_URLS).expire_after(UrlExpiry).build())
     }
 }
 

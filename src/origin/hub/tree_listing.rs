@@ -14,7 +14,7 @@ use crate::manifest::{ListedFile, Listing};
 use crate::origin::pagination::Pagination;
 
 /// The largest page that is read, in bytes: 1,000 entries (the most that the Hub sends) at 4 KiB, and more.
-const PAGE_SIZE_LIMIT: usize = 16 << 20;
+const MAX_PAGE_BYTES: usize = 16 << 20;
 /// Asks for all below a directory, without what the Hub is slow to tell of each file.
 const TREE_QUERY: &str = "recursive=true&expand=false";
 #[derive(Deserialize)]
@@ -74,7 +74,7 @@ async fn page(hub: &HubOrigin, url: Url) -> Result<(Vec<HubTreeEntry>, Option<St
     let answer = hub.api.get(url.clone()).await?;
     let next = header(answer.headers(), &LINK).and_then(next_link).and_then(|next| url.join(next).ok());
     let next = next.and_then(|next| next.query().map(str::to_owned));
-    let text = http_client::read(answer, PAGE_SIZE_LIMIT).await?;
+    let text = http_client::read(answer, MAX_PAGE_BYTES).await?;
     let entries = serde_json::from_slice(&text)
         .map_err(|e| Error::with(Kind::Unsupported, "the Hub's response is not a tree", e))?;
     Ok((entries, next))

@@ -15,7 +15,7 @@ use crate::http_client::{self, HttpClient, retry, retry_listing};
 use crate::origin::range_request::set_range;
 
 /// The largest page that is read, in bytes: 1,000 keys (the most that a page has) at 1 KiB, encoded, and the rest.
-const PAGE_SIZE_LIMIT: usize = 16 << 20;
+const MAX_PAGE_BYTES: usize = 16 << 20;
 
 /// The client of one bucket.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl BucketClient {
         let page = retry_listing(|| async {
             self.http.wait_to_list().await;
             let answer = self.send(Method::GET, &url, &HeaderMap::new()).await?;
-            self.api.page(&http_client::read(answer, PAGE_SIZE_LIMIT).await?)
+            self.api.page(&http_client::read(answer, MAX_PAGE_BYTES).await?)
         });
         page.await.map_err(|e| {
             let url = url();

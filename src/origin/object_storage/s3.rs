@@ -18,13 +18,13 @@ use crate::xml;
 /// A bucket.
 #[derive(Debug)]
 pub(super) struct S3Bucket {
-    place: Mutex<BucketPlace>,
+    bucket: Mutex<BucketUrl>,
     requester_pays: bool,
 }
 
 /// The address of a bucket.
 #[derive(Clone, Debug)]
-struct BucketPlace {
+struct BucketUrl {
     /// The URL.
     url: String,
     region: String,
@@ -33,12 +33,12 @@ struct BucketPlace {
 impl S3Bucket {
     /// The bucket called `name`.
     pub(super) fn new(name: &str, service: &BucketService, access: &Access) -> Result<Self> {
-        let place = BucketPlace { url: service.bucket(name)?, region: service.region.clone() };
-        Ok(Self { place: Mutex::new(place), requester_pays: access.requester_pays })
+        let bucket = BucketUrl { url: service.bucket(name)?, region: service.region.clone() };
+        Ok(Self { bucket: Mutex::new(bucket), requester_pays: access.requester_pays })
     }
 
     fn url(&self) -> String {
-        self.place.lock().url.clone()
+        self.bucket.lock().url.clone()
     }
 }
 
@@ -81,15 +81,15 @@ impl ObjectApi for S3Bucket {
     }
 
     fn region(&self) -> Option<String> {
-        Some(self.place.lock().region.clone())
+        Some(self.bucket.lock().region.clone())
     }
 
     /// AWS has a host for each region.
     fn use_region(&self, region: &str) {
-        let mut place = self.place.lock();
+        let mut bucket = self.bucket.lock();
         let host = |region: &str| format!(".{region}.amazonaws.com");
-        place.url = place.url.replace(&host(&place.region), &host(region));
-        place.region = region.to_owned();
+        bucket.url = bucket.url.replace(&host(&bucket.region), &host(region));
+        bucket.region = region.to_owned();
     }
 
     fn authorize(&self, request: &mut HttpRequest, key: &AuthKey) -> Result<()> {
@@ -98,7 +98,7 @@ impl ObjectApi for S3Bucket {
             AuthKey::Aws(key) => key,
             _ => return Err(wrong_service()),
         };
-        let region = self.place.lock().region.clone();
+        let region = self.bucket.lock().region.clone();
         AwsAuthorizer::new(key, "s3", &region)
             .with_request_payer(self.requester_pays)
             .try_authorize(request, None)

@@ -13,7 +13,7 @@ use crate::http_client;
 use crate::manifest::{ListedFile, Listing};
 
 /// The largest index that is read, in bytes: that of a million files.
-const INDEX_SIZE_LIMIT: usize = 256 << 20;
+const MAX_INDEX_BYTES: usize = 256 << 20;
 /// How many files are probed at once.
 const PARALLEL_PROBES: usize = 16;
 
@@ -61,7 +61,7 @@ async fn read_index(web: &WebOrigin, formats: &[IndexFormat]) -> Result<Vec<Inde
         let name = web.file_name(file);
         let request = Request::new(Method::GET, web.url(file));
         let content = http_client::retry_listing(|| async {
-            http_client::read(web.send(&request).await?, INDEX_SIZE_LIMIT).await
+            http_client::read(web.send(&request).await?, MAX_INDEX_BYTES).await
         });
         match content.await {
             Ok(content) => return format.read(&content).map_err(|e| e.context(&name)),

@@ -15,7 +15,7 @@ use crate::tier::{Body, Urgency};
 
 /// How long a stage searches for an owner while each that is asked turns out to be lost. As long as gossip may need to notice:
 /// by then, nodes that are cut off together have found each other.
-const SEARCH_LIMIT: Duration = Duration::from_secs(10);
+const OWNER_SEARCH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The search for an owner that answers one request.
 pub(super) struct OwnerSearch {
@@ -73,7 +73,7 @@ impl OwnerSearch {
     fn is_over(&self, peer: &Member) -> bool {
         let goes_on = self.candidate.is_owner()
             && self.request.urgency < Urgency::Read
-            && self.begin.elapsed() < SEARCH_LIMIT;
+            && self.begin.elapsed() < OWNER_SEARCH_TIMEOUT;
         !goes_on || !self.peers.is_lost(peer)
     }
 }

@@ -84,8 +84,8 @@ impl ResponseBody {
         while self.due > 0 {
             match self.receive().await.inspect_err(|error| self.record_error(error))? {
                 Frame::Data(bytes) => return self.arrived(bytes).map(Some),
-                Frame::Part => self.moved(MIN_PROGRESS_BYTES),
-                Frame::End => return Err(self.error(Kind::Unavailable, "cannot get the rest of the blocks")),
+                Frame::Part => self.record_bytes(MIN_PROGRESS_BYTES),
+                Frame::End => return Err(self.error(Kind::Unavailable, "can't get the rest of the blocks")),
                 Frame::Wait if self.since.elapsed() > self.heartbeat_limit => {
                     let error = self.error(Kind::Timeout, "has sent nothing but heartbeats for too long");
                     self.peers.record_failure(&self.peer, &error);
@@ -104,7 +104,7 @@ impl ResponseBody {
             return Err(self.error(Kind::Corrupt, "sends more bytes than requested"));
         };
         self.due = due;
-        self.moved(len);
+        self.record_bytes(len);
         if due == 0 {
             self.peers.backoffs.record_success(&self.peer.id);
         }
@@ -125,7 +125,7 @@ impl ResponseBody {
     }
 
     /// Records that so many bytes have arrived.
-    fn moved(&mut self, len: u64) {
+    fn record_bytes(&mut self, len: u64) {
         self.fresh += len;
         if self.fresh >= MIN_PROGRESS_BYTES {
             self.since = Instant::now();

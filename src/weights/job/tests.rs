@@ -247,15 +247,15 @@ fn variable_or_command_that_no_process_takes_is_rejected() {
 fn places(keys: &[JobKey], above: &str, all: &mut BTreeMap<String, Option<&'static str>>) {
     for key in keys {
         let place = format!("{above}{}", key.name);
-        let handling = key.handling.map(|handling| match handling {
-            Handling::Done => "done",
-            Handling::Ignored(_) => "ignored",
-            Handling::Refused { .. } => "refused",
+        let effect = key.effect.map(|effect| match effect {
+            KeyEffect::Done => "done",
+            KeyEffect::Ignored(_) => "ignored",
+            KeyEffect::Refused { .. } => "refused",
         });
         if let Shape::Keys(keys) | Shape::List(keys) | Shape::TextOr(keys) = key.shape {
             places(keys, &format!("{place}."), all);
         }
-        all.insert(place, handling);
+        all.insert(place, effect);
     }
 }
 
@@ -301,7 +301,7 @@ fn job_keys_in_the_docs_equal_those_handled() {
             }
         }
         let handled =
-            places_of(keys).into_iter().filter_map(|(place, handling)| Some((place, handling?.to_owned())));
+            places_of(keys).into_iter().filter_map(|(place, effect)| Some((place, effect?.to_owned())));
         assert_eq!(documented, handled.collect(), "{heading}");
     }
 }

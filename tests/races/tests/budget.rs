@@ -27,7 +27,7 @@ fn budget_of_racing_threads_is_never_exceeded_and_comes_back_whole() {
                     // It goes away without what it asked for.
                     return drop(ticket);
                 }
-                let permit = block_on(ticket.granted()).expect("the budget lives");
+                let permit = block_on(ticket.await_grant()).expect("the budget lives");
                 assert!(held.fetch_add(bytes, SeqCst) + bytes <= BUDGET_BYTES, "more than there is");
                 thread::yield_now();
                 held.fetch_sub(bytes, SeqCst);
@@ -45,7 +45,7 @@ fn ticket_promoted_while_it_is_granted_or_dropped_loses_nothing() {
     let race = || {
         let budget = Budget::new(BUDGET_BYTES);
         // All that staging may have is taken, so the ticket waits for a promotion, or for this to come back.
-        let taken = block_on(budget.queue(12, Urgency::Stage).granted()).expect("room");
+        let taken = block_on(budget.queue(12, Urgency::Stage).await_grant()).expect("room");
         let ticket = budget.queue(4, Urgency::Stage);
         let number = ticket.number();
         let promoting = thread::spawn({
@@ -53,7 +53,7 @@ fn ticket_promoted_while_it_is_granted_or_dropped_loses_nothing() {
             move || budget.promote(number, Urgency::Read)
         });
         let returning = thread::spawn(move || drop(taken));
-        let permit = block_on(ticket.granted()).expect("the budget lives");
+        let permit = block_on(ticket.await_grant()).expect("the budget lives");
         promoting.join().expect("no panic");
         returning.join().expect("no panic");
         assert_eq!(budget.usage().used, 4);

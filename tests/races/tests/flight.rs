@@ -82,7 +82,7 @@ fn waiters_of_a_flight_that_fails_halfway_all_end() {
         });
         let stage = thread::spawn({
             let flight = flight.clone();
-            move || block_on(flight.stored()).is_ok()
+            move || block_on(flight.await_stored()).is_ok()
         });
         flight.deliver(0, Delivery::Stored);
         flight.end(Err(Error::new(Kind::Unavailable, "gone")));
@@ -97,7 +97,7 @@ fn flight_raised_while_it_queues_is_granted_as_a_reader() {
     let race = || {
         let budget = Budget::new(16);
         // All that staging may have is taken, until the flight is over: only a reader finds room.
-        let taken = block_on(budget.queue(12, Urgency::Stage).granted()).expect("room");
+        let taken = block_on(budget.queue(12, Urgency::Stage).await_grant()).expect("room");
         let flight = flight();
         let reader = thread::spawn({
             let (flight, budget) = (flight.clone(), budget.clone());
@@ -109,7 +109,7 @@ fn flight_raised_while_it_queues_is_granted_as_a_reader() {
         });
         let ticket = flight.queue(|urgency| budget.queue(4, urgency));
         // Were the raise lost between the two, this would wait for ever.
-        let permit = block_on(ticket.granted()).expect("the budget lives");
+        let permit = block_on(ticket.await_grant()).expect("the budget lives");
         reader.join().expect("no panic");
         assert_eq!(flight.leave_queue(), Urgency::Read);
         drop((permit, taken));

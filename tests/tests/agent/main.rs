@@ -4,15 +4,15 @@
 
 mod commands;
 mod fdstore;
-mod killed;
 mod metrics;
 mod mounts_model;
 mod native;
 mod native_use;
 mod openapi;
 mod packaging;
+mod reader_kills;
 mod restart;
-mod stopped;
+mod signals;
 mod takeover;
 mod top;
 mod traces;

@@ -1,6 +1,6 @@
 //! Upgrade and downgrade: this build and an earlier one take over from each other, in either order, under readers.
 //!
-//! `scripts/before` builds the earlier one. A version without a way back is an outage, so both directions count.
+//! `scripts/earlier-version` builds the earlier one. A version without a way back is an outage, so both directions count.
 
 use std::path::PathBuf;
 
@@ -23,7 +23,7 @@ const TAKEOVERS: usize = 6;
 /// The earlier build and this one, the earlier one first if `downgrade` is false.
 fn builds(downgrade: bool) -> [Option<PathBuf>; 2] {
     let before = target().parent().expect("a directory above the profile's").join("before/debug/bdnfs");
-    assert!(before.exists(), "{} is missing; scripts/before makes it", before.display());
+    assert!(before.exists(), "{} is missing; scripts/earlier-version makes it", before.display());
     if downgrade { [None, Some(before)] } else { [Some(before), None] }
 }
 
@@ -83,19 +83,19 @@ fn takeovers(downgrade: bool) {
 }
 
 #[test]
-#[ignore = "needs the earlier build that scripts/before makes"]
+#[ignore = "needs the earlier build that scripts/earlier-version makes"]
 fn agent_upgraded_and_downgraded_under_readers_is_not_noticed() {
     takeovers(false);
 }
 
 #[test]
-#[ignore = "needs the earlier build that scripts/before makes"]
+#[ignore = "needs the earlier build that scripts/earlier-version makes"]
 fn agent_downgraded_and_upgraded_under_readers_is_not_noticed() {
     takeovers(true);
 }
 
 #[test]
-#[ignore = "needs the earlier build that scripts/before makes"]
+#[ignore = "needs the earlier build that scripts/earlier-version makes"]
 fn mirror_written_by_either_build_is_read_and_extended_by_the_other() {
     let mut env = TestEnv::new();
     let builds = builds(false);
@@ -125,7 +125,7 @@ fn node(cluster: &TestCluster, id: &str, build: &Option<PathBuf>) -> ClusterHost
 }
 
 #[test]
-#[ignore = "needs the earlier build that scripts/before makes"]
+#[ignore = "needs the earlier build that scripts/earlier-version makes"]
 fn peers_of_both_builds_share_what_they_read() {
     let cluster = TestCluster::new("1gbit").expect("network namespaces");
     cluster.publish(&[("large", 24 * MIB), ("medium", 3 * MIB + 5), ("small", 1000)]);

@@ -5,8 +5,8 @@
 mod broken_disk;
 mod commands;
 mod disk_full;
+mod hostile_files;
 mod lazy;
 mod offline;
-mod planted;
 mod power_loss;
 mod scrub;

@@ -157,7 +157,7 @@ impl InProcessCluster {
             patterns: Patterns::default(),
             origin,
             hash_first: false,
-            succession: Default::default(),
+            previous: Default::default(),
         };
         let config = MirrorConfig { memory: 64 << 20 };
         mirror_source(&mirror, &source, config, &MirrorProgress::default()).await.expect("published");

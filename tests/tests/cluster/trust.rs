@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bdnfs::blob::{Blob, Key, Stored};
+use bdnfs::blob::{Blob, Key, MirrorLocation};
 use bdnfs::block::{BLOCK, Check};
 use bdnfs::digest::Digest;
 use bdnfs::error::Result;
@@ -103,7 +103,7 @@ pub async fn get_of(
     let blocks = content.chunks(BLOCK as usize).zip(0..);
     let checks = Some(blocks.map(|(block, index)| Check::of(size, index, block)).collect());
     let (path, version) = Default::default();
-    let blob = Blob { key, size, checks, path, version, sha256: None, stored: Stored::default() };
+    let blob = Blob { key, size, checks, path, version, sha256: None, stored: MirrorLocation::default() };
     match peer_tier.fetch(&blob, 0..size.min(BLOCK), Urgency::Read).await? {
         Some(body) => Ok(Some(body.try_collect::<Vec<_>>().await?.concat().into())),
         None => Ok(None),

@@ -13,4 +13,4 @@ mod publications;
 mod restarts;
 mod slurm;
 mod upgrade;
-mod written;
+mod writable_volumes;

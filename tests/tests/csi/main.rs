@@ -7,4 +7,4 @@ mod events;
 mod kit;
 mod locality;
 mod publish;
-mod written;
+mod writable_volumes;

@@ -205,25 +205,25 @@ fn kill_many_times(writer: &str) {
 }
 
 #[test]
-#[ignore = "takes minutes, and PyTorch: scripts/writers; CAMPAIGN_ROUNDS=4 cargo nextest run --test jobs --run-ignored all foreign_writers"]
+#[ignore = "takes minutes, and PyTorch: scripts/training-libraries; CAMPAIGN_ROUNDS=4 cargo nextest run --test jobs --run-ignored all foreign_writers"]
 fn trainer_killed_many_times_saves_only_what_it_closed() {
     kill_many_times("trainer");
 }
 
 #[test]
-#[ignore = "takes minutes, and PyTorch: scripts/writers; CAMPAIGN_ROUNDS=4 cargo nextest run --test jobs --run-ignored all foreign_writers"]
+#[ignore = "takes minutes, and PyTorch: scripts/training-libraries; CAMPAIGN_ROUNDS=4 cargo nextest run --test jobs --run-ignored all foreign_writers"]
 fn torch_dcp_killed_many_times_saves_only_what_it_closed() {
     kill_many_times("dcp");
 }
 
 #[test]
-#[ignore = "takes minutes, and PyTorch: scripts/writers; CAMPAIGN_ROUNDS=4 cargo nextest run --test jobs --run-ignored all foreign_writers"]
+#[ignore = "takes minutes, and PyTorch: scripts/training-libraries; CAMPAIGN_ROUNDS=4 cargo nextest run --test jobs --run-ignored all foreign_writers"]
 fn lightning_killed_many_times_saves_only_what_it_closed() {
     kill_many_times("lightning");
 }
 
 #[test]
-#[ignore = "takes minutes, and PyTorch: scripts/writers; CAMPAIGN_ROUNDS=4 cargo nextest run --test jobs --run-ignored all foreign_writers"]
+#[ignore = "takes minutes, and PyTorch: scripts/training-libraries; CAMPAIGN_ROUNDS=4 cargo nextest run --test jobs --run-ignored all foreign_writers"]
 fn deepspeed_killed_many_times_saves_only_what_it_closed() {
     kill_many_times("deepspeed");
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
 
 mod checkpoints;
-mod damaged;
+mod damage;
 mod publish;
 mod same_content;
 mod services;

@@ -1,8 +1,8 @@
 //! Credentials by name, of roles, rotated and expired; and that they are never shown.
 
-mod by_name;
+mod agent_credentials;
 mod leaks;
-mod of_agent;
+mod named_secrets;
 mod roles;
 mod rotation;
 

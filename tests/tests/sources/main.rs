@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
 
-mod changed;
 mod clouds;
 mod configuration;
 mod credentials;
@@ -13,3 +12,4 @@ mod messages;
 mod name_servers;
 mod origin_faults;
 mod server_faults;
+mod source_changes;

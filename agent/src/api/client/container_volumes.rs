@@ -3,15 +3,15 @@
 use hyper::Method;
 
 use super::{Client, ClientError};
-use crate::api::container_volume::{VolumeList, VolumeRequest, VolumeStatus};
+use crate::api::container_volume::{ContainerVolumeList, ContainerVolumeRequest, ContainerVolumeStatus};
 
 impl Client {
     /// Asks for a volume, or for the one that is there.
     pub async fn publish_volume(
         &self,
         key: &str,
-        request: &VolumeRequest,
-    ) -> Result<VolumeStatus, ClientError> {
+        request: &ContainerVolumeRequest,
+    ) -> Result<ContainerVolumeStatus, ClientError> {
         self.call(Method::PUT, &format!("/v1/volumes/{key}"), Some(request)).await
     }
 
@@ -21,12 +21,12 @@ impl Client {
     }
 
     /// A volume. It is answered from memory.
-    pub async fn volume(&self, key: &str) -> Result<VolumeStatus, ClientError> {
+    pub async fn volume(&self, key: &str) -> Result<ContainerVolumeStatus, ClientError> {
         self.ask(Method::GET, &format!("/v1/volumes/{key}")).await
     }
 
     /// All volumes of containers.
-    pub async fn volumes(&self) -> Result<VolumeList, ClientError> {
+    pub async fn volumes(&self) -> Result<ContainerVolumeList, ClientError> {
         self.ask(Method::GET, "/v1/volumes").await
     }
 }

@@ -8,7 +8,7 @@ use crate::volumes::cache_home::CacheHome;
 use crate::volumes::cache_sync::{PulledCache, SavedCache};
 
 /// How many names a note lists.
-const SHOWN_PATHS_MAX: usize = 5;
+const MAX_SHOWN_PATHS: usize = 5;
 
 /// Advice for the case that another node has unsaved changes.
 pub fn unsaved_advice(home: &CacheHome) -> String {
@@ -60,8 +60,8 @@ pub fn note_saved(user: &impl HomeUser, home: &CacheHome, saved: &SavedCache, to
 /// Paths for a note, the first ones.
 fn names(paths: &[Vec<u8>]) -> String {
     let shown: Vec<_> =
-        paths.iter().take(SHOWN_PATHS_MAX).map(|path| path.escape_ascii().to_string()).collect();
-    let more = paths.len().saturating_sub(SHOWN_PATHS_MAX);
+        paths.iter().take(MAX_SHOWN_PATHS).map(|path| path.escape_ascii().to_string()).collect();
+    let more = paths.len().saturating_sub(MAX_SHOWN_PATHS);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     shown.join(", ") + &more
 }

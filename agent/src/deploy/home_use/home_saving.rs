@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bdnfs::boot;
 use bdnfs::error::Result;
 use bdnfs::mirroring::MirrorProgress;
-use bdnfs::task::{blocking, on_own_thread};
+use bdnfs::task::{blocking, run_on_blocking_thread};
 use tokio::time::sleep;
 
 use super::home_notes::{note_pulled, note_saved, torn_message};
@@ -48,7 +48,9 @@ async fn save_unused<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
     let begin = Instant::now();
     let sync = CacheSync::new(home.clone(), mirror, lock);
     let saved =
-        on_own_thread(move || async move { sync.save(MIRROR_CONFIG, &MirrorProgress::default()).await });
+        run_on_blocking_thread(
+            move || async move { sync.save(MIRROR_CONFIG, &MirrorProgress::default()).await },
+        );
     let saved = saved.await?;
     note_pulled(user, home, &saved.pulled, begin.elapsed());
     note_saved(user, home, &saved, begin.elapsed());
@@ -106,7 +108,7 @@ async fn save_when_due<U: HomeUser>(user: &U, home: &CacheHome, interval: Durati
     }
     let (begin, rate) = (Instant::now(), user.volumes().config().upload_rate);
     let sync = CacheSync::new(home.clone(), mirror, Arc::new(lock));
-    let saved = on_own_thread(move || async move {
+    let saved = run_on_blocking_thread(move || async move {
         sync.save_in_use(rate, MIRROR_CONFIG, &MirrorProgress::default()).await
     });
     match saved.await? {
@@ -137,5 +139,5 @@ pub async fn report_regularly<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Inf
 pub(super) async fn report<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
     let Some(mirror) = open_mirror(user, home).await? else { return Ok(()) };
     let home = home.clone();
-    on_own_thread(move || async move { home.report_use(&mirror, true).await }).await
+    run_on_blocking_thread(move || async move { home.report_use(&mirror, true).await }).await
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{DockerVolumes, KEY_RUNTIME, VolumeContent, VolumeRuntime};
-use crate::api::container_volume::{VolumeKind, VolumeRequest, job_id};
+use crate::api::container_volume::{ContainerVolumeKind, ContainerVolumeRequest, job_id};
 use crate::api::job::TrainingIdentity;
 use crate::api::publication::publication_key;
 use crate::api::{ApiResult, Failure};
@@ -19,7 +19,7 @@ use crate::api::{ApiResult, Failure};
 /// A volume that containers write to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WrittenVolume {
-    request: VolumeRequest,
+    request: ContainerVolumeRequest,
     /// The id of the job that writes to it, while it is mounted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     job: Option<String>,
@@ -27,7 +27,7 @@ pub struct WrittenVolume {
 
 impl WrittenVolume {
     /// A volume that is not mounted.
-    pub fn new(request: VolumeRequest) -> Self {
+    pub fn new(request: ContainerVolumeRequest) -> Self {
         Self { request, job: None }
     }
 }
@@ -50,11 +50,11 @@ impl VolumeContent {
     }
 
     /// The job that writes to it, and the request for the job's volume; the job is `new` where there was none.
-    fn begin(&mut self, new: String) -> Option<(String, VolumeRequest)> {
+    fn begin(&mut self, new: String) -> Option<(String, ContainerVolumeRequest)> {
         let Self::Written(WrittenVolume { request, job }) = self else { return None };
         let job = job.get_or_insert(new).clone();
-        let id = (request.kind == VolumeKind::Checkpoints).then(|| job.clone());
-        Some((job, VolumeRequest { id, ..request.clone() }))
+        let id = (request.kind == ContainerVolumeKind::Checkpoints).then(|| job.clone());
+        Some((job, ContainerVolumeRequest { id, ..request.clone() }))
     }
 }
 
@@ -130,11 +130,11 @@ impl DockerVolumes {
         let path = status.as_ref().and_then(|status| status.path.clone()).unwrap_or_default();
         let state = status.as_ref().map_or(json!("unmounted"), |status| json!(status.state));
         let message = status.map(|status| status.message);
-        let mut told = json!({"project": request.project, "state": state, "message": message});
-        if let Some(job) = job.as_ref().filter(|_| request.kind == VolumeKind::Checkpoints) {
-            told["checkpoints"] = json!(format!("bt://{}@{job}", request.project));
+        let mut status_json = json!({"project": request.project, "state": state, "message": message});
+        if let Some(job) = job.as_ref().filter(|_| request.kind == ContainerVolumeKind::Checkpoints) {
+            status_json["checkpoints"] = json!(format!("bt://{}@{job}", request.project));
         }
-        (path, told)
+        (path, status_json)
     }
 }
 

@@ -84,7 +84,7 @@ pub fn enter(
     let trees: Vec<OwnedFd> = all.iter().map(|(from, _)| take(from)).collect::<Result<_>>()?;
     unmount_foreign_mounts(jobs)?;
     hide(&volume.root).with_context(|| format!("cannot cover the volumes in {}", volume.root.display()))?;
-    let mut places = Places { scratch, covered: Vec::new(), devices: BTreeSet::new() };
+    let mut places = MountLocations { scratch, covered: Vec::new(), devices: BTreeSet::new() };
     for (tree, (_, place)) in trees.iter().zip(all) {
         let with_context = |e: Error| e.context(format!("cannot mount at {}", place.display()));
         // Links followed, which the kernel does not do here.
@@ -135,8 +135,8 @@ pub fn check_places(paths: &[&Path]) -> Result<()> {
         if paths.iter().any(|other| other != path && path.starts_with(other)) {
             continue;
         }
-        let place =
-            Place::find(path).map_err(|e| e.context(format!("cannot mount at {}", path.display())))?;
+        let place = MountLocation::find(path)
+            .map_err(|e| e.context(format!("cannot mount at {}", path.display())))?;
         if let Some(other) = found.insert(place.path(), path) {
             let what = if path == other {
                 format!("mount location {} is used twice", path.display())
@@ -151,14 +151,14 @@ pub fn check_places(paths: &[&Path]) -> Result<()> {
 }
 
 /// A mount location, links followed.
-struct Place {
+struct MountLocation {
     /// The nearest directory at or above it that exists.
     above: PathBuf,
     /// The part of the path below it that is missing.
     missing: PathBuf,
 }
 
-impl Place {
+impl MountLocation {
     /// Looks for the place `path`.
     fn find(path: &Path) -> Result<Self> {
         let mut missing = Vec::new();
@@ -190,7 +190,7 @@ impl Place {
 }
 
 /// The maker of missing mount locations, and what it covered for them.
-struct Places<'a> {
+struct MountLocations<'a> {
     scratch: &'a Path,
     /// The directories that were covered.
     covered: Vec<PathBuf>,
@@ -198,10 +198,10 @@ struct Places<'a> {
     devices: BTreeSet<u64>,
 }
 
-impl Places<'_> {
+impl MountLocations<'_> {
     /// Makes sure that `path` is a directory. Returns where it is.
     fn make(&mut self, path: &Path) -> Result<PathBuf> {
-        let place = Place::find(path)?;
+        let place = MountLocation::find(path)?;
         let (above, found) = (&place.above, place.above.metadata());
         let found = found.with_context(|| above.display().to_string())?;
         if place.missing.as_os_str().is_empty() {

@@ -47,7 +47,7 @@ async fn unmount(
 
 async fn ended(State(agent): State<Arc<Agent>>, id: IdPath) -> Answer<()> {
     let Path(id) = id?;
-    agent.mounts().ended(id).await.map(Json)
+    agent.mounts().await_end(id).await.map(Json)
 }
 
 #[derive(Deserialize)]

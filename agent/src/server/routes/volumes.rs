@@ -8,7 +8,7 @@ use axum::extract::{Path, State};
 
 use super::{Answer, JsonBody, Routes};
 use crate::agent::Agent;
-use crate::api::container_volume::{VolumeList, VolumeRequest, VolumeStatus};
+use crate::api::container_volume::{ContainerVolumeList, ContainerVolumeRequest, ContainerVolumeStatus};
 
 type KeyPath = Result<Path<String>, PathRejection>;
 
@@ -21,20 +21,20 @@ pub fn routes() -> Routes {
         .delete("/v1/volumes/{key}", unpublish)
 }
 
-async fn volumes(State(agent): State<Arc<Agent>>) -> Answer<VolumeList> {
-    Ok(Json(VolumeList { volumes: agent.volumes().list() }))
+async fn volumes(State(agent): State<Arc<Agent>>) -> Answer<ContainerVolumeList> {
+    Ok(Json(ContainerVolumeList { volumes: agent.volumes().list() }))
 }
 
 async fn publish(
     State(agent): State<Arc<Agent>>,
     key: KeyPath,
-    JsonBody(request): JsonBody<VolumeRequest>,
-) -> Answer<VolumeStatus> {
+    JsonBody(request): JsonBody<ContainerVolumeRequest>,
+) -> Answer<ContainerVolumeStatus> {
     let Path(key) = key?;
     agent.volumes().publish(&key, request).await.map(Json)
 }
 
-async fn volume(State(agent): State<Arc<Agent>>, key: KeyPath) -> Answer<VolumeStatus> {
+async fn volume(State(agent): State<Arc<Agent>>, key: KeyPath) -> Answer<ContainerVolumeStatus> {
     let Path(key) = key?;
     agent.volumes().status(&key).map(Json)
 }

@@ -72,7 +72,7 @@ pub struct ConfigFile {
 }
 
 /// How long mounts wait for the next agent by default: enough to restart a service, also after a look at what went wrong.
-const DEFAULT_HOLD: Duration = Duration::from_secs(5 * 60);
+const DEFAULT_HANDOVER_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 /// The settings of a tenant.
 #[derive(Debug, Default, Deserialize)]
@@ -177,7 +177,7 @@ impl ConfigFile {
             volumes,
             docker: self.docker.map(DockerSection::setup).transpose().context("docker")?,
             fdstore: self.fdstore,
-            hold: self.hold.unwrap_or(DEFAULT_HOLD),
+            hold: self.hold.unwrap_or(DEFAULT_HANDOVER_TIMEOUT),
             cache,
             cluster,
             persistent: true,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bdnfs::source::{Patterns, TreeLayout, Uri};
-use bdnfs_agent::api::container_volume::VolumeKind;
+use bdnfs_agent::api::container_volume::ContainerVolumeKind;
 use bdnfs_agent::api::publication::{PublicationRequest, Staging, is_publication_key};
 use bdnfs_agent::{DockerConfig, PublicationConfig, SourceConfig, is_device_name};
 use serde::Deserialize;
@@ -38,7 +38,7 @@ pub struct PublicationSection {
     inline_sources: Option<Vec<String>>,
     /// The volumes to write to that any author may ask for.
     #[serde(default)]
-    inline_volumes: Vec<VolumeKind>,
+    inline_volumes: Vec<ContainerVolumeKind>,
     /// The file that lists the sources as CDI devices.
     cdi_file: Option<PathBuf>,
 }
@@ -161,7 +161,7 @@ impl SourceSection {
             uid: self.uid,
             gid: self.gid,
             target: None,
-            holder: Some(format!("sources.{name}")),
+            consumer: Some(format!("sources.{name}")),
             staging: self.staging,
             layout: self.layout,
             trusted: true,

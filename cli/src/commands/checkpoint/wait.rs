@@ -42,7 +42,7 @@ pub struct CheckpointWaitArgs {
 enum SavedCondition {
     /// Saved: a rank of it is in the mirror, in a state that may not be the last
     Saved,
-    /// Complete: every rank of its job saved it and finished it, as far as can be told
+    /// Complete: every rank of its job saved it and finished it, as far as can be last_message
     Complete,
 }
 
@@ -93,7 +93,7 @@ async fn wait_for(
     selector: &CheckpointSelector,
     until: SavedCondition,
 ) -> Result<CheckpointGroup> {
-    let mut told = String::new();
+    let mut last_message = String::new();
     loop {
         let now = match mirror.checkpoint_groups(Some(&selector.project), selector.job.as_deref()).await {
             Ok((groups, damaged)) => {
@@ -113,9 +113,9 @@ async fn wait_for(
             Err(e) if matches!(e.kind(), Kind::Unavailable | Kind::Timeout) => e.to_string(),
             Err(e) => return Err(e.into()),
         };
-        if now != told {
+        if now != last_message {
             eprintln!("waiting: {now}");
-            told = now;
+            last_message = now;
         }
         tokio::time::sleep(MIRROR_POLL_INTERVAL).await;
     }

@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
-use bdnfs_fs::detached::DetachedMount;
+use bdnfs_fs::mount_copy::DetachedMount;
 use rustix::fs::{FsWord, Mode, OFlags, PROC_SUPER_MAGIC, ResolveFlags, fstatfs, mkdirat, open, openat2};
 use rustix::io::Errno;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};

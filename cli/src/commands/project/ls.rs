@@ -39,7 +39,7 @@ struct ListedCache {
 pub fn run(args: &ProjectListArgs) -> Result<()> {
     let listed = |home: &CacheHome| ListedCache {
         name: home.name().to_owned(),
-        scope: home.scope().word(),
+        scope: home.scope().as_str(),
         bytes: occupied(&home.tree()),
         in_use: home.is_in_use(),
         saved: home

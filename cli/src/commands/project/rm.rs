@@ -65,7 +65,7 @@ pub async fn run(args: ProjectRemoveArgs) -> Result<()> {
         }
     }
     home.empty_trash();
-    let (name, scope) = (home.name().to_owned(), home.scope().word());
+    let (name, scope) = (home.name().to_owned(), home.scope().as_str());
     let removed = RemovedCache { name, scope, bytes, saved: is_saved };
     print_value(args.target.json, &removed, || format!("removed {home}{and_saved}, {}", text::size(bytes)))
 }

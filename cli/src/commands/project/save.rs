@@ -97,7 +97,7 @@ fn result(home: &CacheHome, saved: &SavedCache) -> SaveResult {
     let names = |paths: &[Vec<u8>]| paths.iter().map(|path| text::json_name(path)).collect();
     SaveResult {
         name: home.name().to_owned(),
-        scope: home.scope().word(),
+        scope: home.scope().as_str(),
         changed: published.is_some(),
         pulled: saved.pulled.taken,
         removed: saved.pulled.removed,

@@ -75,7 +75,7 @@ pub async fn run(args: ProjectShowArgs) -> Result<()> {
         files: saved.files,
         bytes: saved.bytes,
     });
-    let (name, scope) = (home.name().to_owned(), home.scope().word());
+    let (name, scope) = (home.name().to_owned(), home.scope().as_str());
     let shown = ShownCache { name, scope, saved, nodes: nodes.collect() };
     if args.target.json { print_json(&shown) } else { print(&table(&shown)) }
 }

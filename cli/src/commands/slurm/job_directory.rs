@@ -53,7 +53,7 @@ impl SlurmJobDirectory {
     }
 
     /// The Slurm job that the publications are for, as shown to users.
-    pub fn holder(&self) -> String {
+    pub fn consumer(&self) -> String {
         format!("Slurm job {}", self.id)
     }
 

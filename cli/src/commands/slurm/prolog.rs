@@ -104,7 +104,7 @@ async fn stage(args: &ProvisionArgs, job: &SlurmJobDirectory, client: &Client) -
     let comment = std::env::var(comment::COMMENT_VARIABLE)?;
     let (mut requests, mut sources) = (BTreeMap::new(), BTreeMap::new());
     for (name, source) in comment::parse(&comment)? {
-        let request = args.publisher.request(&source, None, job.holder())?;
+        let request = args.publisher.request(&source, None, job.consumer())?;
         let target = job.target(&name);
         // For as long as the job lives: the epilog ends it.
         requests

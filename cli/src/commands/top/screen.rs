@@ -91,9 +91,9 @@ fn agent_lines(seen: &AgentView) -> Vec<String> {
 
 /// The line of a pending publication: its requester and its progress.
 fn publication(pending: &PublicationStatus) -> String {
-    let holder = pending.holder.as_deref().unwrap_or(&pending.key);
+    let consumer = pending.consumer.as_deref().unwrap_or(&pending.key);
     let message = if pending.message.is_empty() { &pending.source } else { &pending.message };
-    text::printable(format!("{holder}: {}: {message}", pending.state).as_bytes())
+    text::printable(format!("{consumer}: {}: {message}", pending.state).as_bytes())
 }
 
 fn fetches(count: u64) -> String {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use bdnfs::blob::{Blob, Key, Stored};
+use bdnfs::blob::{Blob, Key, MirrorLocation};
 use bdnfs::block::{self, Arrival, BLOCK, Check};
 use bdnfs::digest::Digest;
 use bdnfs::error::{Error, Kind, Result};
@@ -63,7 +63,7 @@ struct SimContent {
 /// A blob of this name.
 pub fn named(digest: Digest) -> Blob {
     let (path, version) = Default::default();
-    let (checks, stored) = (vec![Check([0; 32]); BLOCKS_PER_BLOB as usize].into(), Stored::default());
+    let (checks, stored) = (vec![Check([0; 32]); BLOCKS_PER_BLOB as usize].into(), MirrorLocation::default());
     Blob {
         key: Key::Content(digest),
         size: BLOCKS_PER_BLOB * BLOCK,
@@ -144,7 +144,7 @@ impl SimNode {
                 while let Some(index) = absent(&held).filter(|_| self.is_alive()) {
                     held.ladder.await_stable_membership(&held.blob).await;
                     if let Some(flight) = held.join_or_start(self, None, index) {
-                        flight.stored().await.ok();
+                        flight.await_stored().await.ok();
                     }
                 }
             }

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use bdnfs_agent::api::client::ClientError;
 use tokio::time::{Instant, sleep};
 
+use super::ClientError;
+
 /// The pause before an agent that is away is asked again: it restarts in a second.
-const AGENT_RETRY_INTERVAL: Duration = Duration::from_millis(250);
+pub const AGENT_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Asks the agent, again while it is away, until it has answered or `until` is reached.
 ///

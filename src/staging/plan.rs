@@ -9,8 +9,7 @@ use crate::cache::Cache;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{Manifest, Node};
 use crate::snapshot::Snapshot;
-
-use super::Stage;
+use crate::stage::Stage;
 
 /// How many blobs one thread looks for. A look takes about a microsecond: less than this is not worth another thread.
 const MIN_BLOBS_PER_THREAD: u32 = 10_000;

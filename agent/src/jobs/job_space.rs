@@ -10,19 +10,19 @@ use tokio::time::sleep;
 
 use super::run::JobRun;
 use crate::deploy::home_use;
-use crate::volumes::ROOM_INTERVAL;
+use crate::volumes::SPACE_CHECK_INTERVAL;
 
 /// Makes room again and again while a job runs, as long as it is polled.
-pub async fn keep_room(run: &JobRun) -> Infallible {
+pub async fn keep_space(run: &JobRun) -> Infallible {
     loop {
-        sleep(ROOM_INTERVAL).await;
+        sleep(SPACE_CHECK_INTERVAL).await;
         home_use::make_room(run).await;
     }
 }
 
 /// Evicts homes of training caches that are saved and not in use where `snapshots` would not fit into the cache beside them, on the
 /// disk that they share, each with an event.
-pub async fn make_room_to_read(run: &JobRun, snapshots: &[Arc<Snapshot>]) -> Result<()> {
+pub async fn make_space_to_read(run: &JobRun, snapshots: &[Arc<Snapshot>]) -> Result<()> {
     let (queue, snapshots) = (Arc::clone(&run.queue), snapshots.to_vec());
     let evicted = blocking(move || {
         let (engine, volumes) = (&queue.mounts.mounter().engine, &queue.volumes);

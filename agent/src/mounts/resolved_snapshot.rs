@@ -1,0 +1,15 @@
+//! What a mount request was resolved to.
+
+use std::sync::Arc;
+
+use bdnfs::snapshot::Snapshot;
+
+/// The snapshot of a request.
+pub struct ResolvedSnapshot {
+    /// The snapshot.
+    pub snapshot: Arc<Snapshot>,
+    /// What the source was resolved to, as its origin names it.
+    pub resolved: String,
+    /// A note for the user.
+    pub note: Option<String>,
+}
