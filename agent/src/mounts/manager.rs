@@ -128,6 +128,7 @@ impl MountManager {
             snapshot: snapshot.id().to_string(),
             resolved,
             staged: false,
+            lease_until: None,
         };
         let mount = self.mounter.attach(&snapshot, &request).await?;
         let warnings = self.mounter.warnings(&snapshot, &mount, &request).into_iter().chain(note).collect();
@@ -222,7 +223,7 @@ impl MountManager {
         table.last
     }
 
-    async fn remove_record(&self, id: u64) -> Result<()> {
+    pub(super) async fn remove_record(&self, id: u64) -> Result<()> {
         let records = self.records.clone();
         let remove = move || {
             records.remove(id);
