@@ -255,6 +255,16 @@ impl MountManager {
         Ok(())
     }
 
+    /// Forgets the mounts of the last run at `mountpoint` that could not be restored, with their leases.
+    pub async fn forget_failed(&self, mountpoint: &Path) {
+        let ids: Vec<_> = self.table().failed_at(mountpoint).collect();
+        for id in ids {
+            if let Err(failure) = self.unmount(id, true).await {
+                tracing::warn!("{} may be mounted again: {failure}", mountpoint.display());
+            }
+        }
+    }
+
     /// Waits until a mount has ended, or the agent is about to.
     pub async fn ended(&self, id: u64) -> ApiResult<()> {
         let managed = self.find(id)?;
