@@ -336,6 +336,8 @@ impl Failure {
     pub const COMMAND_NOT_STARTED: &str = "command_not_started";
     /// Something else is published under the key or at the target.
     pub const EXISTS: &str = "exists";
+    /// The rules of the node don't allow it, whatever the credentials.
+    pub const FORBIDDEN: &str = "forbidden";
 
     /// A failure of this kind.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
@@ -345,6 +347,14 @@ impl Failure {
     /// The agent is about to end.
     pub fn closing() -> Self {
         Self { kind: Self::CLOSING.to_owned(), message: "the agent is ending; try again".to_owned() }
+    }
+
+    /// The failure of a check of the node's rules: what that refuses is [`FORBIDDEN`](Self::FORBIDDEN).
+    pub fn of_rules(error: bdnfs::error::Error) -> Self {
+        match Self::from(error) {
+            refused if refused.is(Kind::Refused) => Self { kind: Self::FORBIDDEN.to_owned(), ..refused },
+            other => other,
+        }
     }
 
     /// Whether the failure is of this kind.

@@ -230,7 +230,13 @@ impl ContainerVolumes {
                 }
                 WritableDirectory::ProjectCache(home) => {
                     let user = ProjectCacheUse { volumes: Arc::clone(self), volume: Arc::clone(volume) };
-                    user.begin(&home).await?
+                    tokio::select! {
+                        biased;
+                        () = volume.cancelled() => {
+                            return Err(Error::new(Kind::Interrupted, "the volume was unpublished meanwhile"));
+                        }
+                        lock = user.begin(&home) => lock?,
+                    }
                 }
             };
             let (volumes, own) = (Arc::clone(self), Arc::clone(volume));
@@ -279,6 +285,7 @@ impl ContainerVolumes {
     pub async fn unpublish(self: &Arc<Self>, key: &str) -> ApiResult<()> {
         self.lifecycle.ready().await;
         let Some(volume) = self.table.lock().get(key).cloned() else { return Ok(()) };
+        volume.cancel();
         if volume.await_publication().await.is_err() {
             return Ok(());
         }

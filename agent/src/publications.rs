@@ -19,6 +19,7 @@ mod publication_config;
 mod publishing;
 pub mod reconcile;
 mod record;
+mod renewal;
 mod sources;
 mod trust;
 
@@ -33,6 +34,7 @@ use bdnfs::error::{Kind, Result};
 use bdnfs::source::{Patterns, Uri};
 use bdnfs::task::blocking;
 use parking_lot::Mutex;
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::api::publication::{PublicationRequest, PublicationState, PublicationStatus, is_publication_key};
 use crate::api::{ApiResult, Failure};
@@ -131,10 +133,19 @@ impl Publications {
         wait: Duration,
         milestone: Milestone,
     ) -> ApiResult<PublicationStatus> {
-        let target = self.check(key, &request).await?;
+        let until = Instant::now() + wait.min(MAX_PUBLISH_WAIT);
         // Ids and mounts of restored publications go first.
-        self.lifecycle.ready().await;
+        if timeout_at(until, self.lifecycle.ready()).await.is_err() {
+            let waiting = Publication::new(key.to_owned(), request, None)?;
+            waiting
+                .note("the agent restores what it published before it was started; then it goes on".into());
+            return Ok(waiting.status());
+        }
         let _alive = self.lifecycle.begin()?;
+        if let Some(published) = self.find_published(key, &request) {
+            return self.republish(&published, &request).await;
+        }
+        let target = self.check(key, &request).await?;
         let publication = loop {
             let (found, is_new) = self.find_or_insert(key, &request, target.as_ref())?;
             if is_new {
@@ -150,7 +161,9 @@ impl Publications {
                 self.renew(&found, &request).await;
                 break found;
             }
-            found.await_removal().await;
+            if timeout_at(until, found.await_removal()).await.is_err() {
+                return Ok(found.status());
+            }
         };
         if publication.is_published() {
             self.rebind(&publication).await?;
@@ -162,7 +175,7 @@ impl Publications {
             () = publication.await_resolution(), if milestone == Milestone::Resolved => {}
             () = publication.await_outcome() => {}
             () = self.lifecycle.await_closing() => return Err(Failure::closing()),
-            () = tokio::time::sleep(wait.min(MAX_PUBLISH_WAIT)) => {}
+            () = sleep_until(until) => {}
         }
         drop(waiter);
         match publication.failure() {
@@ -191,10 +204,11 @@ impl Publications {
         }
         let uri: Uri = request.source.expose().parse()?;
         Patterns::filter(request.allow.as_deref(), &request.ignore)?;
-        trust::check(request, &uri, &self.config.inline_sources)?;
+        trust::check(request, &uri, &self.config.inline_sources).map_err(Failure::of_rules)?;
         let Some(target) = request.target.clone() else { return Ok(None) };
         let directories = self.config.targets.clone();
-        Ok(Some(blocking(move || BindTarget::locate(&target, &directories)).await?))
+        let located = blocking(move || BindTarget::locate(&target, &directories)).await;
+        located.map(Some).map_err(Failure::of_rules)
     }
 
     /// The publication with this key, and whether it is new.
@@ -208,7 +222,16 @@ impl Publications {
         let mut table = self.table.lock();
         if let Some(found) = table.get(key) {
             if !found.is_same(request) && !found.is_cancelled() && found.failure().is_none() {
-                return Err(exists(format!("{} is published as {key}; unpublish it first", found.source)));
+                if !found.is_same_but_for_rules(request) {
+                    return Err(exists(format!(
+                        "{} is published as {key}; unpublish it first",
+                        found.source
+                    )));
+                }
+                // What the rules make of a pending one has changed: it begins anew.
+                if !found.is_published() {
+                    found.cancel();
+                }
             }
             return Ok((Arc::clone(found), false));
         }
@@ -222,34 +245,10 @@ impl Publications {
         Ok((new, true))
     }
 
-    /// Takes over the secrets of a repeated request, which may be newer, for its mount, made or to be made.
-    async fn renew(&self, publication: &Publication, request: &PublicationRequest) {
-        // Secrets that only come again are not newer than those of another publication with the same mount.
-        if publication.renew(request) {
-            self.renew_mount(publication).await;
-        }
-    }
-
-    /// Gives the mount of a publication, if there is one, the secrets that came last for the publication.
-    async fn renew_mount(&self, publication: &Publication) {
-        let Some(mount) = publication.base().and_then(|base| base.mount().cloned()) else { return };
-        let Ok(access) = trust::access(&publication.complete().await) else { return };
-        self.mounts.renew_secret(mount, access).await;
-    }
-
-    /// Binds a target again that was unmounted from outside.
-    async fn rebind(&self, publication: &Arc<Publication>) -> ApiResult<()> {
-        let (Some(target), Some(base)) = (publication.target.clone(), publication.base()) else {
-            return Ok(());
-        };
-        let bind = move || match target.mounted()? {
-            Some(_) => Ok(()),
-            None => target.bind(base.path()),
-        };
-        Ok(blocking(bind).await?)
-    }
-
     /// Ends a publication, whatever its state, and waits until what was bound is gone. It is no error where there is none.
+    ///
+    /// # Errors
+    /// Why it can't be unbound; then it stays published.
     pub async fn unpublish(self: &Arc<Self>, key: &str) -> ApiResult<()> {
         self.lifecycle.ready().await;
         let found = self.table.lock().get(key).cloned();
@@ -260,6 +259,7 @@ impl Publications {
             }
             tokio::select! {
                 () = publication.await_removal() => {}
+                failure = publication.unpublish_failure() => return Err(failure),
                 () = self.lifecycle.await_closing() => return Err(Failure::closing()),
             }
         }
@@ -338,7 +338,11 @@ impl Publications {
                 self.unpublish_when_cancelled(publication).await;
             }
             Err(failure) => {
-                self.take_down(&publication, true).await;
+                // What can't be unbound is an orphan, which is tried again.
+                if let Err(error) = self.unbind(&publication).await {
+                    tracing::error!("cannot unpublish {}: {error}", publication.key);
+                }
+                self.release_base(&publication, true).await;
                 publication.set_failed(failure);
                 // The next request gets the failure.
                 tokio::select! {
@@ -352,8 +356,13 @@ impl Publications {
 
     /// Waits until a published one is cancelled, and takes it down. One that was suspended while it was bound stays as it is.
     async fn unpublish_when_cancelled(self: Arc<Self>, publication: Arc<Publication>) {
-        publication.await_cancellation().await;
-        self.take_down(&publication, false).await;
+        loop {
+            publication.await_cancellation().await;
+            match self.take_down(&publication).await {
+                Ok(()) => break,
+                Err(error) => publication.set_unpublish_failed(error.into()),
+            }
+        }
         tracing::info!("unpublished {} ({})", publication.source, publication.key);
         self.forget(&publication);
     }

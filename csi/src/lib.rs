@@ -6,6 +6,7 @@
 //!           ── NodePublishVolume ────> node ──────────> the agent: PUT /v1/publications/{key}, /v1/volumes/{key}
 //!                                      │ volume_context what the author of a volume may ask for
 //!                                      │ written_volume what a pod writes to
+//!                                      │ call_deadline  how long a call is held
 //!                                      │ status_code    what a failure means to the kubelet
 //!                                      └ events         the progress that kubectl shows
 //!   the API server <── PATCH node ─── locality        labels for the scheduler: what the agent's cache has
@@ -19,6 +20,7 @@
 //! when the kubelet calls again.
 
 mod api_server;
+mod call_deadline;
 mod controller;
 mod events;
 mod identity;
@@ -39,6 +41,7 @@ pub mod proto {
     }
 }
 mod registration;
+mod single_pod_claim;
 mod status_code;
 mod volume_context;
 mod written_volume;

@@ -1,5 +1,6 @@
 //! Volumes on a node: the kubelet's calls, each of which becomes one of the agent's.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,32 +13,27 @@ use bdnfs_agent::api::container_volume::{ContainerVolumeRequest, ContainerVolume
 use bdnfs_agent::api::publication::{
     PublicationRequest, PublicationState, PublicationStatus, publication_key,
 };
+use parking_lot::Mutex;
 use tokio::sync::broadcast;
 use tokio::time::Instant;
-use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use crate::TrustPolicy;
+use crate::call_deadline::CallDeadline;
 use crate::events::{EventPoster, PodReference};
 use crate::proto::csi;
 use crate::proto::csi::node_server::Node;
 use crate::proto::csi::node_service_capability::{self, rpc};
 use crate::proto::csi::volume_capability::{AccessType, access_mode::Mode};
+use crate::single_pod_claim::{SinglePodClaim, SinglePodClaims};
 use crate::status_code;
 use crate::volume_context::{VolumeContext, VolumeOptions};
 use crate::written_volume;
 
-/// How long a call is held that has no deadline: less than the 120 s that a kubelet gives.
-const CALL_HOLD_TIMEOUT: Duration = Duration::from_secs(100);
-/// How long before its deadline a call is answered.
-const DEADLINE_MARGIN: Duration = Duration::from_secs(10);
 /// The time to the first event about a stage, and between later ones: short stages need none.
 const EVENT_INTERVALS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 /// How many keys a call may leave unread while it waits for the agent: far more than volumes end in that time.
 const UNPUBLISHED_QUEUE_LEN: usize = 1024;
-/// How long after the hold an agent that has not answered counts as stuck.
-const AGENT_STUCK_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// The CSI node service: publishes the volumes of a node.
 pub struct NodeService {
     agent: Client,
@@ -46,13 +42,17 @@ pub struct NodeService {
     events: Option<Arc<EventPoster>>,
     /// The keys that are unpublished, for calls that still want them.
     unpublished: broadcast::Sender<String>,
+    /// The keys of which an event said that they are staged, and none that they were.
+    announced: Mutex<HashSet<String>>,
+    claims: SinglePodClaims,
 }
 
 impl NodeService {
     /// The volumes of the node `node_id`, for which `agent` does the work. `events`: where its progress is posted.
     pub fn new(agent: Client, node_id: String, policy: TrustPolicy, events: Option<EventPoster>) -> Self {
         let unpublished = broadcast::Sender::new(UNPUBLISHED_QUEUE_LEN);
-        Self { agent, node_id, policy, events: events.map(Arc::new), unpublished }
+        let (events, announced) = (events.map(Arc::new), Mutex::default());
+        Self { agent, node_id, policy, events, unpublished, announced, claims: SinglePodClaims::default() }
     }
 
     /// Asks the agent to publish, across its restarts, until it has or `until` is reached, and posts the progress.
@@ -68,16 +68,12 @@ impl NodeService {
                 events.post(pod, is_warning, reason, message.to_owned());
             }
         };
-        let mut interval = EVENT_INTERVALS.0;
+        let mut event_time = Instant::now() + EVENT_INTERVALS.0;
         let mut unpublished = self.unpublished.subscribe();
         loop {
-            let ask = || async {
-                let wait = until.saturating_duration_since(Instant::now()).min(interval);
-                let asked = self.agent.publish(key, request, wait);
-                match tokio::time::timeout(wait + AGENT_STUCK_TIMEOUT, asked).await {
-                    Ok(answer) => answer,
-                    Err(_) => self.publication(key).await,
-                }
+            let ask = || {
+                let wait = until.min(event_time).saturating_duration_since(Instant::now());
+                self.agent.publish(key, request, wait)
             };
             let answer = retry_while_away(until, ask).await;
             // A concurrent unpublish may have ended it while this call was retrying.
@@ -90,8 +86,11 @@ impl NodeService {
             }
             match &answer {
                 Ok(status) if status.state == PublicationState::Staging => {
-                    post(false, "Staging", &status.message);
-                    interval = EVENT_INTERVALS.1;
+                    if Instant::now() >= event_time {
+                        post(false, "Staging", &status.message);
+                        self.announced.lock().insert(key.to_owned());
+                        event_time = Instant::now() + EVENT_INTERVALS.1;
+                    }
                     if Instant::now() < until {
                         continue;
                     }
@@ -100,45 +99,149 @@ impl NodeService {
                     post(true, "StagingFailed", &status.message);
                 }
                 Err(ClientError::Failed(failure)) => post(true, "StagingFailed", &failure.message),
-                Ok(status) if interval == EVENT_INTERVALS.1 => post(false, "Staged", &status.message),
+                // Also where it was staged between two calls.
+                Ok(status) if self.announced.lock().remove(key) => post(false, "Staged", &status.message),
                 _ => {}
             }
             return answer;
         }
     }
 
-    /// The current status of a publication.
-    async fn publication(&self, key: &str) -> Result<PublicationStatus, ClientError> {
-        self.agent.publication(key).await
-    }
-
-    async fn is_published(&self, key: &str) -> bool {
-        self.publication(key).await.is_ok_and(|status| status.state == PublicationState::Published)
-            || self
-                .agent
-                .volume(key)
-                .await
-                .is_ok_and(|status| status.state == ContainerVolumeState::Published)
-    }
-
-    /// Refuses a second target of the volume `id`.
-    async fn ensure_single(&self, id: &str, key: &str) -> Result<(), Status> {
-        let failed = |e| status_code::status(&e, true);
-        let sources = self.agent.publications().await.map_err(failed)?.publications.into_iter();
-        let written = self.agent.volumes().await.map_err(failed)?.volumes.into_iter();
-        let written = written.filter(|volume| volume.state == ContainerVolumeState::Published);
-        let mut all =
-            sources.map(|one| (one.key, one.consumer)).chain(written.map(|one| (one.key, one.consumer)));
-        let volume = volume_key(id);
-        match all.find(|(other, _)| other.starts_with(&volume) && other != key) {
-            Some((_, consumer)) => {
-                let consumer = consumer.as_deref().unwrap_or("another pod");
-                Err(Status::failed_precondition(format!(
-                    "volume {id} is for one pod at a time and used by {consumer}"
-                )))
+    /// Publishes a volume.
+    async fn publish_volume(
+        &self,
+        request: csi::NodePublishVolumeRequest,
+        until: Instant,
+    ) -> Result<(), Status> {
+        let csi::NodePublishVolumeRequest {
+            volume_id,
+            target_path,
+            volume_capability,
+            readonly,
+            secrets,
+            volume_context,
+            ..
+        } = request;
+        let (id, target) = (required("volume_id", volume_id)?, required("target_path", target_path)?);
+        let mode = access_mode(volume_capability.as_ref())?;
+        let (key, has_secret) = (target_key(&id, &target), !secrets.is_empty());
+        let context = VolumeContext::new(volume_context);
+        let pod = context.pod();
+        let wish = match context.request(&id, secrets, &self.policy) {
+            Ok(wish) => wish,
+            // A volume in use is never taken away by an error, though the rules have changed since.
+            Err(refused) if self.is_published(&key, until).await? => {
+                tracing::warn!("volume {id} stays published: {}", refused.message());
+                return Ok(());
             }
-            None => Ok(()),
+            Err(refused) => return Err(refused),
+        };
+        if let VolumeOptions::Written(request) = &wish {
+            written_volume::check(request, readonly, mode)?;
         }
+        let _claim = match mode {
+            Mode::SingleNodeSingleWriter => Some(self.claim_single(&id, &key, until).await?),
+            _ => None,
+        };
+        let request = match wish {
+            VolumeOptions::Source(request) => PublicationRequest { target: Some(target.into()), ..*request },
+            VolumeOptions::Written(request) => {
+                let request = ContainerVolumeRequest { target: Some(target.into()), ..request };
+                return written_volume::publish(&self.agent, &key, &request, until).await;
+            }
+        };
+        let status = self.publish(&key, &request, pod.as_ref(), until).await;
+        let status = status.map_err(|e| status_code::status(&e, has_secret))?;
+        match (status.state, &status.failure) {
+            (PublicationState::Published, _) => Ok(()),
+            (PublicationState::Staging, _) => Err(Status::aborted(status.message)),
+            (PublicationState::Failed, Some(failure)) => {
+                Err(status_code::failure_status(failure, has_secret))
+            }
+            (PublicationState::Failed, None) => Err(Status::internal(status.message)),
+        }
+    }
+
+    /// Whether a volume is published.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE` where no agent says that.
+    async fn is_published(&self, key: &str, until: Instant) -> Result<bool, Status> {
+        let source = retry_while_away(until, || self.agent.publication(key)).await;
+        let written = retry_while_away(until, || self.agent.volume(key)).await;
+        let source = known(source)?.is_some_and(|status| status.state == PublicationState::Published);
+        Ok(source || known(written)?.is_some_and(|status| status.state == ContainerVolumeState::Published))
+    }
+
+    /// Claims the volume `id` for the publication `key`, and refuses a second target.
+    async fn claim_single(&self, id: &str, key: &str, until: Instant) -> Result<SinglePodClaim, Status> {
+        let (failed, volume) = (|e| status_code::status(&e, true), volume_key(id));
+        let refused = |consumer: Option<&str>| {
+            let consumer = consumer.unwrap_or("another pod");
+            let text = format!("volume {id} is for one pod at a time and used by {consumer}");
+            Err(Status::failed_precondition(text))
+        };
+        let Some(claim) = self.claims.claim(&volume, key) else { return refused(None) };
+        let sources = retry_while_away(until, || self.agent.publications()).await.map_err(failed)?;
+        let written = retry_while_away(until, || self.agent.volumes()).await.map_err(failed)?;
+        let written =
+            written.volumes.into_iter().filter(|volume| volume.state == ContainerVolumeState::Published);
+        let sources = sources.publications.into_iter().filter(|one| one.state != PublicationState::Failed);
+        let sources = sources.map(|one| (one.key, one.consumer, one.state == PublicationState::Published));
+        let all: Vec<_> = sources.chain(written.map(|one| (one.key, one.consumer, true))).collect();
+        let (own, others): (Vec<_>, Vec<_>) = all
+            .into_iter()
+            .filter(|(other, ..)| other.starts_with(&volume))
+            .partition(|(one, ..)| one == key);
+        match others.first() {
+            // A volume in use is never taken away by an error.
+            Some((_, consumer, _)) if !own.iter().any(|(.., is_published)| *is_published) => {
+                // The kubelet asks no more, so nothing of it may be left.
+                retry_while_away(until, || self.agent.unpublish(key)).await.map_err(failed)?;
+                refused(consumer.as_deref())
+            }
+            _ => Ok(claim),
+        }
+    }
+
+    /// The statistics of a volume. They are answered by the agent from memory: nothing looks through a mount that may be dead.
+    async fn volume_stats(
+        &self,
+        request: csi::NodeGetVolumeStatsRequest,
+    ) -> Result<csi::NodeGetVolumeStatsResponse, Status> {
+        let csi::NodeGetVolumeStatsRequest { volume_id, volume_path, .. } = request;
+        let (id, path) = (required("volume_id", volume_id)?, required("volume_path", volume_path)?);
+        let key = target_key(&id, &path);
+        if let Ok(status) = self.agent.volume(&key).await {
+            return Ok(written_volume::stats(status));
+        }
+        let status = known(self.agent.publication(&key).await)?;
+        let status =
+            status.ok_or_else(|| Status::not_found(format!("volume {id} is not published at {path}")))?;
+        let progress = status.progress.unwrap_or_default();
+        let usage = |unit: csi::volume_usage::Unit, used| {
+            let used = i64::try_from(used).unwrap_or(i64::MAX);
+            csi::VolumeUsage { available: 0, total: used, used, unit: unit.into() }
+        };
+        Ok(csi::NodeGetVolumeStatsResponse {
+            usage: vec![
+                usage(csi::volume_usage::Unit::Bytes, progress.bytes),
+                usage(csi::volume_usage::Unit::Inodes, progress.files),
+            ],
+            volume_condition: Some(csi::VolumeCondition {
+                abnormal: status.abnormal,
+                message: status.message,
+            }),
+        })
+    }
+}
+
+/// An answer about something that the agent may not know.
+fn known<T>(answer: Result<T, ClientError>) -> Result<Option<T>, Status> {
+    match answer {
+        Ok(status) => Ok(Some(status)),
+        Err(error) if error.is(Kind::NotFound) => Ok(None),
+        Err(error) => Err(status_code::status(&error, true)),
     }
 }
 
@@ -150,27 +253,6 @@ fn volume_key(id: &str) -> String {
 /// The key of a volume's publication at `target`.
 fn target_key(id: &str, target: &str) -> String {
     publication_key(&volume_key(id), "", Some(Path::new(target)))
-}
-
-/// How long a call is held at most. The kubelet waits longer after each error, so a long hold starts a pod sooner.
-fn hold_time(metadata: &MetadataMap) -> Duration {
-    let timeout = metadata.get("grpc-timeout").and_then(|value| parse_timeout(value.to_str().ok()?));
-    timeout.map_or(CALL_HOLD_TIMEOUT, |timeout| timeout.saturating_sub(DEADLINE_MARGIN).max(timeout / 2))
-}
-
-/// Reads a timeout as gRPC writes it: `120S`, `119999m`.
-fn parse_timeout(text: &str) -> Option<Duration> {
-    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    let number = number.parse().ok()?;
-    Some(match unit {
-        "H" => Duration::from_secs(u64::checked_mul(number, 3600)?),
-        "M" => Duration::from_secs(u64::checked_mul(number, 60)?),
-        "S" => Duration::from_secs(number),
-        "m" => Duration::from_millis(number),
-        "u" => Duration::from_micros(number),
-        "n" => Duration::from_nanos(number),
-        _ => return None,
-    })
 }
 
 /// A field that a request must have.
@@ -197,67 +279,20 @@ impl Node for NodeService {
         &self,
         request: Request<csi::NodePublishVolumeRequest>,
     ) -> Result<Response<csi::NodePublishVolumeResponse>, Status> {
-        let until = Instant::now() + hold_time(request.metadata());
-        let csi::NodePublishVolumeRequest {
-            volume_id,
-            target_path,
-            volume_capability,
-            readonly,
-            secrets,
-            volume_context,
-            ..
-        } = request.into_inner();
-        let (id, target) = (required("volume_id", volume_id)?, required("target_path", target_path)?);
-        let mode = access_mode(volume_capability.as_ref())?;
-        let (key, has_secret) = (target_key(&id, &target), !secrets.is_empty());
-        let published = Ok(Response::new(csi::NodePublishVolumeResponse {}));
-        let context = VolumeContext::new(volume_context);
-        let pod = context.pod();
-        let request = match context.request(&id, secrets, &self.policy) {
-            Ok(VolumeOptions::Source(request)) => {
-                PublicationRequest { target: Some(target.into()), ..*request }
-            }
-            Ok(VolumeOptions::Written(request)) => {
-                let request = ContainerVolumeRequest { target: Some(target.into()), ..request };
-                written_volume::check(&request, readonly, mode)?;
-                if mode == Mode::SingleNodeSingleWriter {
-                    self.ensure_single(&id, &key).await?;
-                }
-                written_volume::publish(&self.agent, &key, &request, until).await?;
-                return published;
-            }
-            // A volume in use is never taken away by an error, though the rules have changed since.
-            Err(refused) if self.is_published(&key).await => {
-                tracing::warn!("volume {id} stays published: {}", refused.message());
-                return published;
-            }
-            Err(refused) => return Err(refused),
-        };
-        if mode == Mode::SingleNodeSingleWriter {
-            self.ensure_single(&id, &key).await?;
-        }
-        let status = self
-            .publish(&key, &request, pod.as_ref(), until)
-            .await
-            .map_err(|e| status_code::status(&e, has_secret))?;
-        match (status.state, &status.failure) {
-            (PublicationState::Published, _) => published,
-            (PublicationState::Staging, _) => Err(Status::aborted(status.message)),
-            (PublicationState::Failed, Some(failure)) => {
-                Err(status_code::failure_status(failure, has_secret))
-            }
-            (PublicationState::Failed, None) => Err(Status::internal(status.message)),
-        }
+        let deadline = CallDeadline::new(request.metadata());
+        deadline.bound(self.publish_volume(request.into_inner(), deadline.hold)).await?;
+        Ok(Response::new(csi::NodePublishVolumeResponse {}))
     }
 
     async fn node_unpublish_volume(
         &self,
         request: Request<csi::NodeUnpublishVolumeRequest>,
     ) -> Result<Response<csi::NodeUnpublishVolumeResponse>, Status> {
-        let until = Instant::now() + hold_time(request.metadata());
+        let deadline = CallDeadline::new(request.metadata());
         let csi::NodeUnpublishVolumeRequest { volume_id, target_path } = request.into_inner();
         let (id, target) = (required("volume_id", volume_id)?, required("target_path", target_path)?);
         let key = target_key(&id, &target);
+        self.announced.lock().remove(&key);
         // Fails where no call wants to know.
         let _ = self.unpublished.send(key.clone());
         let end = || async {
@@ -265,8 +300,11 @@ impl Node for NodeService {
             self.agent.unpublish_volume(&key).await?;
             self.agent.unpublish(&key).await
         };
-        let ended = retry_while_away(until, end).await;
-        ended.map_err(|error| status_code::status(&error, true))?;
+        let ended = async {
+            let ended = retry_while_away(deadline.hold, end).await;
+            ended.map_err(|error| status_code::status(&error, true))
+        };
+        deadline.bound(ended).await?;
         Ok(Response::new(csi::NodeUnpublishVolumeResponse {}))
     }
 
@@ -274,33 +312,8 @@ impl Node for NodeService {
         &self,
         request: Request<csi::NodeGetVolumeStatsRequest>,
     ) -> Result<Response<csi::NodeGetVolumeStatsResponse>, Status> {
-        let csi::NodeGetVolumeStatsRequest { volume_id, volume_path, .. } = request.into_inner();
-        let (id, path) = (required("volume_id", volume_id)?, required("volume_path", volume_path)?);
-        // Answered by the agent from memory: nothing looks through a mount that may be dead.
-        let key = target_key(&id, &path);
-        if let Ok(status) = self.agent.volume(&key).await {
-            return Ok(Response::new(written_volume::stats(status)));
-        }
-        let status = self.publication(&key).await;
-        let status = status.map_err(|e| match e.is(Kind::NotFound) {
-            true => Status::not_found(format!("volume {id} is not published at {path}")),
-            false => status_code::status(&e, true),
-        })?;
-        let progress = status.progress.unwrap_or_default();
-        let usage = |unit: csi::volume_usage::Unit, used| {
-            let used = i64::try_from(used).unwrap_or(i64::MAX);
-            csi::VolumeUsage { available: 0, total: used, used, unit: unit.into() }
-        };
-        Ok(Response::new(csi::NodeGetVolumeStatsResponse {
-            usage: vec![
-                usage(csi::volume_usage::Unit::Bytes, progress.bytes),
-                usage(csi::volume_usage::Unit::Inodes, progress.files),
-            ],
-            volume_condition: Some(csi::VolumeCondition {
-                abnormal: status.abnormal,
-                message: status.message,
-            }),
-        }))
+        let deadline = CallDeadline::new(request.metadata());
+        deadline.bound(self.volume_stats(request.into_inner())).await.map(Response::new)
     }
 
     async fn node_get_capabilities(
@@ -329,20 +342,6 @@ impl Node for NodeService {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn node_call_is_held_until_shortly_before_its_deadline() {
-        let held = |timeout: &'static str| {
-            let mut metadata = MetadataMap::new();
-            metadata.insert("grpc-timeout", timeout.parse().expect("text"));
-            hold_time(&metadata)
-        };
-        assert_eq!(hold_time(&MetadataMap::new()), CALL_HOLD_TIMEOUT);
-        for (timeout, seconds) in [("2M", 110), ("120S", 110), ("15000m", 7), ("4000000u", 2), ("soon", 100)]
-        {
-            assert_eq!(held(timeout).as_secs(), seconds, "{timeout}");
-        }
-    }
 
     #[test]
     fn target_keys_of_a_volume_share_a_prefix_and_differ_by_target() {

@@ -24,6 +24,7 @@ pub fn failure_status(failure: &Failure, has_secret: bool) -> Status {
     let kind = Kind::ALL.into_iter().find(|kind| failure.is(*kind));
     let code = match (failure.kind.as_str(), kind) {
         (Failure::EXISTS, _) => Code::AlreadyExists,
+        (Failure::FORBIDDEN, _) => Code::PermissionDenied,
         (Failure::CLOSING, _) => Code::Unavailable,
         (_, Some(kind)) => code(kind, has_secret),
         (_, None) => Code::Internal,
@@ -67,6 +68,7 @@ mod tests {
         assert_eq!(code(kind_name(Kind::Refused), true), Code::PermissionDenied);
         assert_eq!(code(kind_name(Kind::Refused), false), Code::Unauthenticated);
         assert_eq!(code(Failure::EXISTS, false), Code::AlreadyExists);
+        assert_eq!(code(Failure::FORBIDDEN, false), Code::PermissionDenied);
         assert_eq!(code(Failure::CLOSING, false), Code::Unavailable);
         assert_eq!(code("of a newer agent", false), Code::Internal);
         // What may be tried again leaves the volume uncertain; what may not is final.

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use bdnfs_csi::proto::csi;
 use bdnfs_csi::proto::csi::identity_client::IdentityClient;
 use bdnfs_csi::proto::csi::node_client::NodeClient;
-use bdnfs_csi::proto::csi::volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode};
+use bdnfs_csi::proto::csi::volume_capability::{
+    AccessMode, AccessType, BlockVolume, MountVolume, access_mode::Mode,
+};
 use bdnfs_csi::proto::pluginregistration::registration_client::RegistrationClient;
 use bdnfs_csi::proto::pluginregistration::{InfoRequest, PluginInfo, RegistrationStatus};
 use tokio::runtime::Runtime;
@@ -178,7 +180,8 @@ impl Kubelet {
         self.folder(volume).join("mount")
     }
 
-    fn folder(&self, volume: &PodVolume) -> PathBuf {
+    /// The directory of a volume, with its target and what the kubelet knows of it.
+    pub fn folder(&self, volume: &PodVolume) -> PathBuf {
         self.root.join("pods").join(&volume.pod).join("volumes/kubernetes.io~csi/v")
     }
 
@@ -195,6 +198,15 @@ impl Kubelet {
 
     /// One call to publish a volume, without what a kubelet does after an error.
     pub fn call_publish(&self, volume: &PodVolume) -> Result<(), Status> {
+        self.call_publish_as(volume, AccessType::Mount(MountVolume::default()))
+    }
+
+    /// The same for a raw block volume.
+    pub fn call_publish_block(&self, volume: &PodVolume) -> Result<(), Status> {
+        self.call_publish_as(volume, AccessType::Block(BlockVolume::default()))
+    }
+
+    fn call_publish_as(&self, volume: &PodVolume, access_type: AccessType) -> Result<(), Status> {
         let folder = self.folder(volume);
         fs::create_dir_all(&folder).expect("a directory");
         fs::write(folder.join("vol_data.json"), "{}").expect("written");
@@ -202,7 +214,7 @@ impl Kubelet {
             volume_id: volume.id.clone(),
             target_path: self.target(volume).to_str().expect("text").to_owned(),
             volume_capability: Some(csi::VolumeCapability {
-                access_type: Some(AccessType::Mount(MountVolume::default())),
+                access_type: Some(access_type),
                 access_mode: Some(AccessMode { mode: volume.mode.into() }),
             }),
             secrets: volume.secrets.clone(),

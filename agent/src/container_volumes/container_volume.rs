@@ -93,6 +93,8 @@ struct State {
     path: PathBuf,
     /// When it was ended.
     ended: Option<DateTime<Utc>>,
+    /// Whether nobody waits for it to be published any more.
+    is_cancelled: bool,
     /// Whether it was ended, and no container has it any more.
     is_unused: bool,
     report: Option<SaveReport>,
@@ -121,10 +123,13 @@ impl ContainerVolume {
         Self { key, request, tenant, target, directory, began, state, lock: Mutex::default() }
     }
 
-    /// Whether `other` asks for the same.
+    /// Whether `other` asks for the same. Of one that is published, the rules of the node may have changed since.
     pub fn is_same(&self, other: &ContainerVolumeRequest) -> bool {
-        let bare =
-            |request: &ContainerVolumeRequest| ContainerVolumeRequest { consumer: None, ..request.clone() };
+        let is_published = matches!(self.state.borrow().step, ContainerVolumeStep::Published);
+        let bare = |request: &ContainerVolumeRequest| {
+            let bare = ContainerVolumeRequest { consumer: None, ..request.clone() };
+            if is_published { ContainerVolumeRequest { tenant: None, trusted: false, ..bare } } else { bare }
+        };
         bare(&self.request) == bare(other)
     }
 
@@ -185,6 +190,16 @@ impl ContainerVolume {
     pub fn is_unsaved(&self) -> bool {
         let state = self.state.borrow();
         state.ended.is_some() && matches!(state.step, ContainerVolumeStep::Failed(_))
+    }
+
+    /// Gives it up, unless it is published.
+    pub fn cancel(&self) {
+        self.state.send_modify(|state| state.is_cancelled = true);
+    }
+
+    /// Waits until it is given up.
+    pub async fn cancelled(&self) {
+        let _ = self.state.subscribe().wait_for(|state| state.is_cancelled).await;
     }
 
     /// Ends it, unless it was.

@@ -95,10 +95,13 @@ impl ContainerVolumes {
                 let own = Arc::clone(&volume);
                 let is_bound = blocking(move || {
                     let Some(target) = &own.target else { return Ok(true) };
-                    Ok(target.mounted()?.is_some())
+                    Ok(target.mounted()?.is_some() && !target.is_unwanted())
                 });
                 if let Ok(false) = is_bound.await {
-                    tracing::info!("volume {}: its target was unmounted", volume.key);
+                    tracing::info!(
+                        "volume {}: its target was unmounted or is not wanted any more",
+                        volume.key
+                    );
                     let _ = self.unpublish(&volume.key).await;
                 }
             }

@@ -1,8 +1,11 @@
 //! Mirrors what is deployed: each source is copied once, however many jobs read it.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use bdnfs::blob::Key;
 use bdnfs::error::{Kind, Result};
@@ -13,11 +16,14 @@ use bdnfs::source::{Patterns, Uri};
 use bdnfs::task::run_on_blocking_thread;
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
+use tokio::time::sleep;
 
 use crate::api::MountRequest;
 use crate::mirror::{self, MIRROR_CONFIG};
 use crate::text;
 
+/// How often the progress is reported.
+const MIRROR_PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// How many sources are mirrored at once: together they hold as much memory as fetches may.
 const PARALLEL_SOURCES: usize = 2;
 
@@ -37,7 +43,7 @@ impl Default for MirrorQueue {
 
 impl MirrorQueue {
     /// Makes sure that the mirror of `request`, if it has one, has its source as it is now. Manifests lie in the directory
-    /// `scratch` while they are looked through. `note` is told what happens.
+    /// `scratch` while they are looked through. `note` is told what happens, `progress` every few seconds how far it is.
     ///
     /// # Errors
     /// Those of the origin and the mirror. Where the origin can't be reached and the mirror has an earlier state, that is
@@ -47,6 +53,7 @@ impl MirrorQueue {
         request: &MountRequest,
         scratch: &Path,
         note: &(dyn Fn(String) + Send + Sync),
+        progress: &(dyn Fn(String) + Send + Sync),
     ) -> Result<()> {
         let uri: Uri = request.weights.source.expose().parse()?;
         let Some(at) = &request.mirror else { return Ok(()) };
@@ -71,7 +78,7 @@ impl MirrorQueue {
             ));
         }
         let _slot = self.slots.acquire().await;
-        match add(&mirror, &uri, patterns, request).await {
+        match add(&mirror, &uri, patterns, request, progress).await {
             Ok(published) => note(text::mirror_outcome(&published)),
             Err(error) => {
                 let away = matches!(error.kind(), Kind::Unavailable | Kind::Timeout);
@@ -104,7 +111,7 @@ impl MirrorQueue {
                 mirror.forget(digest).await?;
             }
         }
-        self.mirror(request, scratch, note).await
+        self.mirror(request, scratch, note, &|_| ()).await
     }
 
     /// The lock to hold while the source with this key is mirrored.
@@ -120,17 +127,38 @@ impl MirrorQueue {
     }
 }
 
-/// Mirrors the source of `request`. Dropping the future cancels that.
+/// Mirrors the source of `request`. `progress` is told how far it is. Dropping the future cancels that.
 async fn add(
     mirror: &Mirror,
     uri: &Uri,
     patterns: Patterns,
     request: &MountRequest,
+    progress: &(dyn Fn(String) + Send + Sync),
 ) -> Result<MirrorOutcome> {
-    let (mirror, uri, request) = (mirror.clone(), uri.clone(), request.clone());
-    run_on_blocking_thread(move || async move {
-        let progress = MirrorProgress::default();
-        mirror_uri(&mirror, &uri, &request.weights.access, patterns, MIRROR_CONFIG, &progress).await
-    })
-    .await
+    let counters = Arc::new(MirrorProgress::default());
+    let counted = Arc::clone(&counters);
+    let (mirror, of, request) = (mirror.clone(), uri.clone(), request.clone());
+    let work = run_on_blocking_thread(move || async move {
+        mirror_uri(&mirror, &of, &request.weights.access, patterns, MIRROR_CONFIG, &counted).await
+    });
+    tokio::select! {
+        done = work => done,
+        never = report_progress(uri, &counters, progress) => match never {},
+    }
+}
+
+/// Reports every second how much of `uri` is mirrored. Never ends.
+async fn report_progress(
+    uri: &Uri,
+    counters: &MirrorProgress,
+    report: &(dyn Fn(String) + Send + Sync),
+) -> Infallible {
+    loop {
+        sleep(MIRROR_PROGRESS_INTERVAL).await;
+        let [done, all] = [&counters.bytes_done, &counters.bytes].map(|bytes| bytes.load(Ordering::Relaxed));
+        if all > 0 {
+            let (done, all) = (text::size(done), text::size(all));
+            report(format!("mirroring {uri}: {done} of {all}; it goes on"));
+        }
+    }
 }

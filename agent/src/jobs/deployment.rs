@@ -83,7 +83,7 @@ async fn prepare(run: &JobRun) -> ApiResult<(DeployReport, Vec<File>)> {
         for request in &requests {
             let mounter = queue.mounts.mounter();
             let request = mounter.with_defaults(request).await?;
-            queue.mirrors.mirror(&request, &mounter.cache, &|text| job.note(text)).await?;
+            queue.mirrors.mirror(&request, &mounter.cache, &|text| job.note(text), &|_| ()).await?;
         }
     }
     seconds.mirror = timer.seconds();

@@ -128,6 +128,7 @@ impl MountManager {
             snapshot: snapshot.id().to_string(),
             resolved,
             staged: false,
+            lease_until: None,
         };
         let mount = self.mounter.attach(&snapshot, &request).await?;
         let warnings = self.mounter.warnings(&snapshot, &mount, &request).into_iter().chain(note).collect();
@@ -222,7 +223,7 @@ impl MountManager {
         table.last
     }
 
-    async fn remove_record(&self, id: u64) -> Result<()> {
+    pub(super) async fn remove_record(&self, id: u64) -> Result<()> {
         let records = self.records.clone();
         let remove = move || {
             records.remove(id);
@@ -253,6 +254,16 @@ impl MountManager {
             tracing::warn!("{at} is unmounted, but its record is kept: {why}");
         }
         Ok(())
+    }
+
+    /// Forgets the mounts of the last run at `mountpoint` that could not be restored, with their leases.
+    pub async fn forget_failed(&self, mountpoint: &Path) {
+        let ids: Vec<_> = self.table().failed_at(mountpoint).collect();
+        for id in ids {
+            if let Err(failure) = self.unmount(id, true).await {
+                tracing::warn!("{} may be mounted again: {failure}", mountpoint.display());
+            }
+        }
     }
 
     /// Waits until a mount has ended, or the agent is about to.

@@ -29,6 +29,9 @@ pub struct MountRecord {
     pub resolved: String,
     /// Whether all of it is to be staged.
     pub staged: bool,
+    /// Until when only its snapshot is leased, in seconds since 1970: it is not mounted any more, and likely to be asked for again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_until: Option<u64>,
 }
 
 /// A mount of the last run that could not be restored.
@@ -57,7 +60,11 @@ const KIND: &str = "mounts";
 /// The mount points of a persistent agent with the cache directory `cache`, whether or not it runs. Reads the local disk.
 pub fn recorded_mountpoints(cache: &Path) -> Vec<PathBuf> {
     let records = Records::<MountRecord>::peek(cache, KIND);
-    records.into_iter().map(|record| record.request.weights.mountpoint).collect()
+    records
+        .into_iter()
+        .filter(|record| record.lease_until.is_none())
+        .map(|record| record.request.weights.mountpoint)
+        .collect()
 }
 
 /// The records of all mounts of a persistent agent; another one keeps none. All but [`all`](Self::all) block on the local

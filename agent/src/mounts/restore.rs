@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bdnfs::cache::eviction::EvictionPause;
 use bdnfs::snapshot::Snapshot;
@@ -69,26 +69,26 @@ pub async fn restore(
         stored.into_iter().map(|stored| (stored.id, stored)).collect();
     let records = manager.records.all().await;
     manager.table().last = records.iter().map(|record| record.id).max().unwrap_or(0);
-    let (mut last_mounts, mut leases) = (Vec::new(), Vec::new());
+    let mut last_mounts = Vec::new();
     for record in records {
+        if let Some(until) = record.lease_until {
+            lease_last_boot(manager, record, until).await;
+            continue;
+        }
         let (record, request, descriptors) = with_stored(record, &mut stored);
         let purpose = purpose(&request.weights.mountpoint);
         if matches!(purpose, MountPurpose::Ended | MountPurpose::LastBoot) {
             drop(descriptors);
-            if purpose == MountPurpose::LastBoot {
-                leases.extend(reopen(manager, &record, &request, purpose).await.ok());
-            }
             remove(manager, record.id, request.weights.mountpoint).await;
+            if purpose == MountPurpose::LastBoot {
+                lease_last_boot(manager, record, unix_seconds() + LAST_BOOT_LEASE_DURATION.as_secs()).await;
+            }
             continue;
         }
         let snapshot = reopen(manager, &record, &request, purpose).await;
         last_mounts.push(LastMount { record, request, descriptors, snapshot });
     }
     drop(eviction_pause);
-    tokio::spawn(async move {
-        tokio::time::sleep(LAST_BOOT_LEASE_DURATION).await;
-        drop(leases);
-    });
     // Mounts without a record were about to end.
     for (id, unknown) in stored {
         drop(unknown);
@@ -135,6 +135,41 @@ async fn reopen(
         blocking(move || leased.hold()).await?;
     }
     Ok(snapshot)
+}
+
+/// Leases what was published before the machine was started again, `until` a time in seconds since 1970, also for the next agent.
+async fn lease_last_boot(manager: &Arc<MountManager>, mut record: MountRecord, until: u64) {
+    let rest = Duration::from_secs(until.saturating_sub(unix_seconds())).min(LAST_BOOT_LEASE_DURATION);
+    let (manager, id) = (Arc::clone(manager), record.id);
+    let leased = match rest.is_zero() {
+        true => None,
+        false => reopen(&manager, &record, &record.request, MountPurpose::LastBoot).await.ok(),
+    };
+    let records = manager.records.clone();
+    let Some(snapshot) = leased else {
+        let removed = blocking(move || {
+            records.remove(id);
+            Ok(())
+        });
+        let _ = removed.await;
+        return;
+    };
+    // No mount of this boot has that mount point, and an earlier version takes it for one of a publication that has ended.
+    record.lease_until = Some(until);
+    let directory = record.request.weights.mountpoint.with_file_name(format!("last-boot-{id}"));
+    record.request.weights.mountpoint = directory;
+    if let Err(error) = blocking(move || records.put(&record)).await {
+        tracing::warn!("a lease of the last boot ends with this agent: {error}");
+    }
+    tokio::spawn(async move {
+        tokio::time::sleep(rest).await;
+        drop(snapshot);
+        let _ = manager.remove_record(id).await;
+    });
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Unmounts what is not used any more.

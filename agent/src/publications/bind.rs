@@ -13,12 +13,17 @@ use std::path::{Component, Path, PathBuf};
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs_fs::mount_copy::DetachedMount;
 use bdnfs_fs::mounts::{self, MountEntry};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, openat2, unlinkat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, openat2, statat, unlinkat};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
 /// The permissions of a target's own directory, as the kubelet's; what is mounted hides them.
 const TARGET_MODE: Mode = Mode::RWXU.union(Mode::RGRP).union(Mode::XGRP);
+
+/// The directory in which a kubelet has the volumes of CSI drivers, each with its target.
+const KUBELET_VOLUMES_DIRECTORY: &str = "kubernetes.io~csi";
+/// The file that it keeps beside a target as long as it wants the volume.
+const KUBELET_VOLUME_FILE: &str = "vol_data.json";
 
 /// A target that lies where targets may.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +34,8 @@ pub struct BindTarget {
     below: PathBuf,
     /// The target's own name, which the agent makes and removes.
     name: OsString,
+    /// The file beside it without which it is not wanted: a kubelet removes that when it gives up a volume.
+    required: Option<&'static str>,
 }
 
 impl BindTarget {
@@ -59,7 +66,19 @@ impl BindTarget {
             return Err(Error::new(Kind::Refused, format!("target {shown}: is a target directory itself")));
         };
         let root = directory.canonicalize().map_err(|e| missing(directory, e))?;
-        Ok(Self { root, below: below.to_owned(), name: name.to_owned() })
+        let required = required_file(path);
+        Ok(Self { root, below: below.to_owned(), name: name.to_owned(), required })
+    }
+
+    /// The target at `path`, wherever that is: what was bound there before the target directories were others.
+    pub fn at(path: &Path) -> Self {
+        let parent = path.parent().unwrap_or(path);
+        Self {
+            root: parent.canonicalize().unwrap_or_else(|_| parent.to_owned()),
+            below: PathBuf::new(),
+            name: path.file_name().unwrap_or_default().to_owned(),
+            required: required_file(path),
+        }
     }
 
     /// The path of the target without links, as the mount table has it.
@@ -78,8 +97,9 @@ impl BindTarget {
     /// Makes the directory, and binds `base` to it. Nothing is left behind where that fails.
     ///
     /// # Errors
-    /// [`Kind::NotFound`] where its parent is gone, [`Kind::Refused`] for a symbolic link in the path, [`Kind::Busy`] where
-    /// something else is mounted there.
+    /// [`Kind::NotFound`] where its parent is gone or a kubelet has given it up, [`Kind::Refused`] for a symbolic link in the path,
+    /// [`Kind::Busy`] where something
+    /// else is mounted there.
     pub fn bind(&self, base: &Path) -> Result<()> {
         self.bind_copy(|| DetachedMount::copy_of(base))
     }
@@ -98,6 +118,7 @@ impl BindTarget {
             return Err(Error::new(Kind::Busy, text));
         }
         let parent = self.parent()?;
+        self.ensure_wanted(&parent)?;
         match mkdirat(&parent, &self.name, TARGET_MODE) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(self.failed("cannot make it", error)),
@@ -106,7 +127,32 @@ impl BindTarget {
         if bound.is_err() {
             let _ = unlinkat(&parent, &self.name, AtFlags::REMOVEDIR);
         }
-        bound
+        bound?;
+        // A kubelet that gave it up meanwhile will not ask for its end.
+        self.ensure_wanted(&parent).inspect_err(|_| {
+            let _ = self.unbind_writable();
+        })
+    }
+
+    /// Whether it is certain that nobody wants what is bound there, and nobody will ask for its end.
+    pub fn is_unwanted(&self) -> bool {
+        let wanted = self.parent().and_then(|parent| self.ensure_wanted(&parent));
+        self.required.is_some() && wanted.is_err_and(|error| error.kind() == Kind::NotFound)
+    }
+
+    fn ensure_wanted(&self, parent: &OwnedFd) -> Result<()> {
+        let Some(required) = self.required else { return Ok(()) };
+        match statat(parent, required, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => {
+                let text = format!(
+                    "target {}: the kubelet has given it up: there is no {required} beside it",
+                    self.path().display()
+                );
+                Err(Error::new(Kind::NotFound, text))
+            }
+            // What can't be looked at may be there.
+            _ => Ok(()),
+        }
     }
 
     fn attach(&self, parent: &OwnedFd, copy: impl FnOnce() -> Result<DetachedMount>) -> Result<()> {
@@ -185,6 +231,12 @@ impl BindTarget {
     }
 }
 
+/// The file beside the target at `path` without which it is not wanted, if a kubelet made its parent.
+fn required_file(path: &Path) -> Option<&'static str> {
+    let volumes = path.parent()?.parent()?.file_name()?;
+    (volumes == KUBELET_VOLUMES_DIRECTORY).then_some(KUBELET_VOLUME_FILE)
+}
+
 fn missing(directory: &Path, error: io::Error) -> Error {
     Error::with(Kind::NotFound, format!("the target directory {} cannot be used", directory.display()), error)
 }
@@ -246,5 +298,22 @@ mod tests {
             BindTarget::locate(&root.path().join("gone/mount"), &[root.path().to_owned()]).expect("below");
         assert_eq!(target.bind(root.path()).expect_err("no parent").kind(), Kind::NotFound);
         target.unbind().expect("nothing there");
+    }
+
+    #[test]
+    fn bind_for_a_kubelet_that_has_given_up_the_volume_is_not_found_and_leaves_nothing() {
+        let root = tempfile::tempdir().expect("a directory");
+        let parent = root.path().join("pod/volumes/kubernetes.io~csi/v");
+        fs::create_dir_all(&parent).expect("made");
+        let allowed = [root.path().to_owned()];
+        let target = BindTarget::locate(&parent.join("mount"), &allowed).expect("below");
+        let error = target.bind(root.path()).expect_err("given up");
+        assert!(error.kind() == Kind::NotFound && error.to_string().contains("vol_data.json"), "{error}");
+        assert!(target.is_unwanted() && fs::read_dir(&parent).expect("read").count() == 0);
+        fs::write(parent.join("vol_data.json"), "{}").expect("written");
+        assert!(!target.is_unwanted());
+        fs::remove_dir_all(&parent).expect("removed");
+        assert!(target.is_unwanted());
+        assert!(!BindTarget::locate(&root.path().join("gone/mount"), &allowed).expect("below").is_unwanted());
     }
 }

@@ -1,5 +1,7 @@
 //! One publication: its request and its state.
 
+mod end;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,10 +14,11 @@ use tokio::time::Instant;
 
 use super::base::Base;
 use super::bind::BindTarget;
-use super::record::{PendingRecord, PublicationRecord, identity};
+use super::record::{PendingRecord, PublicationRecord, identity, without_rules};
 use crate::api::publication::{PublicationRequest, PublicationState, PublicationStatus};
 use crate::api::{ApiResult, Failure};
 use crate::text;
+use end::EndRequest;
 
 /// How long a publication may be pending without a request, and a failure be remembered: kubelets ask again
 /// at the latest after two minutes.
@@ -41,15 +44,8 @@ pub struct Publication {
     waiters: Mutex<WaiterCount>,
     /// Whether its target was bound to: the mount there is ours.
     bound: AtomicBool,
-}
-
-/// A request for a publication to end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum EndRequest {
-    /// For now: the next agent resumes it.
-    Suspended,
-    /// For good.
-    Cancelled,
+    /// The base of an earlier run, as long as that could not be restored.
+    lost_base: Mutex<Option<PathBuf>>,
 }
 
 /// The progress of a publication: its step, base and last event.
@@ -58,6 +54,8 @@ struct State {
     step: Step,
     base: Option<Arc<Base>>,
     message: String,
+    /// Why it could not be unpublished.
+    unpublish_failure: Option<Failure>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -138,12 +136,19 @@ impl Publication {
             end: watch::Sender::new(None),
             waiters: Mutex::new(WaiterCount { waiting: 0, last: Instant::now() }),
             bound: AtomicBool::new(false),
+            lost_base: Mutex::default(),
         }
     }
 
     /// Whether `other` asks for the same.
     pub fn is_same(&self, other: &PublicationRequest) -> bool {
         identity(other).is_ok_and(|(other, _)| other == self.identity)
+    }
+
+    /// Whether `other` asks for the same, but for what the rules of the node make of it: tenant, trust and authorities.
+    pub fn is_same_but_for_rules(&self, other: &PublicationRequest) -> bool {
+        let own = without_rules(self.identity.clone());
+        identity(other).is_ok_and(|(other, _)| without_rules(other) == own)
     }
 
     /// Takes over the secrets of `request`, which asks for the same. True if they are new.
@@ -188,6 +193,11 @@ impl Publication {
     /// Sets the last event, one line.
     pub fn note(&self, text: String) {
         tracing::info!("publication {}: {text}", self.key);
+        self.state.send_modify(|state| state.message = text);
+    }
+
+    /// Sets the last event without a word in the log: progress, which comes often.
+    pub fn show_progress(&self, text: String) {
         self.state.send_modify(|state| state.message = text);
     }
 
@@ -248,41 +258,6 @@ impl Publication {
     pub async fn await_resolution(&self) {
         let is_over = |state: &State| state.base.is_some() || !matches!(state.step, Step::Staging);
         let _ = self.state.subscribe().wait_for(is_over).await;
-    }
-
-    /// Waits until it is not in the table any more.
-    pub async fn await_removal(&self) {
-        let _ = self.state.subscribe().wait_for(|state| matches!(state.step, Step::Gone)).await;
-    }
-
-    /// Asks it to end for good.
-    pub fn cancel(&self) {
-        self.end.send_replace(Some(EndRequest::Cancelled));
-    }
-
-    /// Asks it to end for now, unless it is to end for good: the next agent resumes it.
-    pub fn suspend(&self) {
-        self.end.send_modify(|end| *end = end.or(Some(EndRequest::Suspended)));
-    }
-
-    /// Whether the next agent resumes it.
-    pub fn is_suspended(&self) -> bool {
-        *self.end.borrow() == Some(EndRequest::Suspended)
-    }
-
-    /// Whether it was asked to end for good.
-    pub fn is_cancelled(&self) -> bool {
-        *self.end.borrow() == Some(EndRequest::Cancelled)
-    }
-
-    /// Waits until it is asked to end for good.
-    pub async fn await_cancellation(&self) {
-        let _ = self.end.subscribe().wait_for(|end| *end == Some(EndRequest::Cancelled)).await;
-    }
-
-    /// Waits until it is asked to end, for now or for good.
-    pub async fn await_cancellation_or_suspension(&self) {
-        let _ = self.end.subscribe().wait_for(Option::is_some).await;
     }
 
     /// Registers a request that waits for it.
@@ -379,6 +354,13 @@ mod tests {
         assert!(is_same(r#"{"source": "https://h/x?sig=1", "secrets": {"a": "2"}, "holder": "pod b"}"#));
         assert!(!is_same(r#"{"source": "https://h/y?sig=1"}"#));
         assert!(!is_same(r#"{"source": "https://h/x?sig=1", "uid": 7}"#));
+        let by_rules =
+            r#"{"source": "https://h/x", "tenant": "t", "trusted": true, "access": {"authorities": "PEM"}}"#;
+        let (ruled, other) = [by_rules, r#"{"source": "https://h/x", "uid": 7}"#]
+            .map(|json| serde_json::from_str::<PublicationRequest>(json).expect("a request"))
+            .into();
+        assert!(!one.is_same(&ruled) && one.is_same_but_for_rules(&ruled));
+        assert!(!one.is_same_but_for_rules(&other));
     }
 
     #[tokio::test(start_paused = true)]

@@ -12,7 +12,7 @@ use super::publication::Publication;
 use super::{Publications, trust};
 use crate::api::job::Verdict;
 use crate::api::publication::{PublicationRequest, Staging};
-use crate::api::{ApiResult, MountRequest, Weights};
+use crate::api::{ApiResult, Failure, MountRequest, Weights};
 use crate::mounts::ResolvedSnapshot;
 use crate::{deploy, text};
 
@@ -51,7 +51,8 @@ impl Publications {
             bound.set_bound();
             Ok(())
         })
-        .await?;
+        .await
+        .map_err(Failure::of_rules)?;
         self.outcome(publication, &base, was_staged, begin).await
     }
 
@@ -59,8 +60,9 @@ impl Publications {
     async fn resolve(&self, publication: &Arc<Publication>) -> ApiResult<(MountRequest, ResolvedSnapshot)> {
         let mounter = self.mounts.mounter();
         let request = mount_request(publication.complete().await)?;
-        let note = |text| publication.note(text);
-        self.mirrors.mirror(&mounter.with_defaults(&request).await?, &mounter.cache, &note).await?;
+        let (note, progress) = (|text| publication.note(text), |text| publication.show_progress(text));
+        let with_mirror = mounter.with_defaults(&request).await?;
+        self.mirrors.mirror(&with_mirror, &mounter.cache, &note, &progress).await?;
         // The secrets may have expired meanwhile.
         let request = mount_request(publication.complete().await)?;
         let found = mounter.resolve(&request).await?;
@@ -85,22 +87,44 @@ impl Publications {
         Ok(format!("staged {bytes} in {seconds:.1} s, {verdict}"))
     }
 
-    /// Unbinds a publication, and gives its record and its base back; with `wait`, nothing is left when this
-    /// returns. The record of one that the next agent resumes stays.
-    pub(super) async fn take_down(self: &Arc<Self>, publication: &Arc<Publication>, wait: bool) {
+    /// Unbinds a publication, and gives its record and its base back.
+    ///
+    /// # Errors
+    /// Why it can't be unbound; then nothing of it has changed.
+    pub(super) async fn take_down(self: &Arc<Self>, publication: &Arc<Publication>) -> Result<()> {
+        self.unbind(publication).await?;
+        self.release_base(publication, false).await;
+        Ok(())
+    }
+
+    /// Unbinds a publication, and removes its record, unless the next agent resumes it.
+    pub(super) async fn unbind(self: &Arc<Self>, publication: &Arc<Publication>) -> Result<()> {
         let (publications, unbound) = (Arc::clone(self), Arc::clone(publication));
-        let removed = blocking(move || {
+        blocking(move || {
             if let Some(target) = unbound.target.as_ref().filter(|_| unbound.is_bound()) {
                 target.unbind()?;
             }
-            if unbound.is_suspended() { Ok(()) } else { publications.records.remove(&unbound.key) }
-        });
-        if let Err(error) = removed.await {
-            tracing::error!("cannot unpublish {}: {error}", publication.key);
-        }
+            // One that stays is of a publication that has ended, as the next agent finds.
+            if !unbound.is_suspended()
+                && let Err(error) = publications.records.remove(&unbound.key)
+            {
+                tracing::error!("publication {}: {error}", unbound.key);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Gives the base of a publication back; with `wait`, it is gone when this returns if nobody else has it.
+    pub(super) async fn release_base(&self, publication: &Arc<Publication>, wait: bool) {
         if let Some(base) = publication.base() {
             publication.set_base(None);
             self.bases.release(&base, wait).await;
+        }
+        // Taken first: of those that end at once, the last one finds no other.
+        let Some(path) = publication.take_lost_base() else { return };
+        if !self.all().iter().any(|other| other.has_lost_base(&path)) {
+            self.mounts.forget_failed(&path).await;
         }
     }
 }

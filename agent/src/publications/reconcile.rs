@@ -12,6 +12,7 @@ use bdnfs::task::blocking;
 use bdnfs_fs::mounts;
 
 use super::Publications;
+use super::base::Base;
 use super::bind::BindTarget;
 use super::publication::Publication;
 use super::record::PublicationRecord;
@@ -41,24 +42,28 @@ impl Publications {
     /// resumed, and made again where they were not. What was pending is begun again.
     pub async fn restore(self: &Arc<Self>) {
         let records = std::mem::take(&mut *self.last_run.lock());
+        let mut ended = Vec::new();
         for (key, record) in records {
             if record.pending.is_some() {
                 self.resume_pending(key, record).await;
                 continue;
             }
-            let publications = Arc::clone(self);
-            let name = key.clone();
-            match blocking(move || publications.restore_one(key, record)).await {
+            let (publications, name) = (Arc::clone(self), key.clone());
+            match blocking(move || Ok(publications.restore_one(key, record))).await {
                 Ok((publication, true)) => {
                     publication.set_published("published before the agent was started again".to_owned());
                     self.table.lock().insert(name, Arc::clone(&publication));
                     tokio::spawn(Arc::clone(self).unpublish_when_cancelled(publication));
                 }
-                Ok((publication, false)) => {
-                    tracing::info!("publication {name} ended while there was no agent");
-                    self.take_down(&publication, false).await;
-                }
+                Ok((publication, false)) => ended.push(publication),
                 Err(error) => tracing::error!("publication {name} cannot be restored: {error}"),
+            }
+        }
+        // Now that it is known which bases others have.
+        for publication in ended {
+            tracing::info!("publication {} ended while there was no agent", publication.key);
+            if let Err(error) = self.take_down(&publication).await {
+                tracing::error!("cannot unpublish {}: {error}", publication.key);
             }
         }
     }
@@ -81,27 +86,29 @@ impl Publications {
         }
     }
 
-    /// A publication of an earlier run, and whether it is still bound. Blocks on the local disk.
-    fn restore_one(&self, key: String, record: PublicationRecord) -> Result<(Arc<Publication>, bool)> {
-        let target = record.request.target.as_ref();
-        let target = target.map(|target| BindTarget::locate(target, &self.config.targets)).transpose()?;
+    /// A publication of an earlier run, and whether it is still bound, or may be. Blocks on the local disk.
+    fn restore_one(&self, key: String, record: PublicationRecord) -> (Arc<Publication>, bool) {
+        // The configured targets may have changed, and what is bound is to be unbound all the same.
+        let locate =
+            |path| BindTarget::locate(path, &self.config.targets).unwrap_or_else(|_| BindTarget::at(path));
+        let target = record.request.target.as_deref().map(locate);
         let is_staged = record.request.staging == Staging::Wait;
         let base = self.mounts.at(&record.base).map(|mount| self.bases.restore(mount, is_staged));
+        let path = record.base.clone();
         let publication = Arc::new(Publication::restore(key, record, target));
-        publication.set_base(base.clone());
-        let Some(target) = &publication.target else { return Ok((Arc::clone(&publication), base.is_some())) };
-        let Some(bound) = target.mounted()?.filter(|mounted| mounted.ours()) else {
-            return Ok((publication, false));
-        };
-        publication.set_bound();
-        if let Some(base) = &base
-            && mounts::at(base.path())?.is_some_and(|mounted| mounted.device != bound.device)
-        {
-            // Its base was lost with the fd store, and is another mount now.
-            target.unbind()?;
-            target.bind(base.path())?;
+        match &base {
+            Some(base) => publication.set_base(Some(Arc::clone(base))),
+            None => publication.set_lost_base(path),
         }
-        Ok((publication, true))
+        let Some(target) = &publication.target else { return (Arc::clone(&publication), base.is_some()) };
+        let is_bound = restore_bind(target, base.as_deref()).unwrap_or_else(|error| {
+            tracing::error!("publication {}: {error}", publication.key);
+            true
+        });
+        if is_bound {
+            publication.set_bound();
+        }
+        (publication, is_bound)
     }
 
     /// Publishes the named sources, and reconciles, every few minutes. Never ends.
@@ -123,15 +130,18 @@ impl Publications {
         let lost = blocking(move || {
             let mounted = mounts::all()?;
             let is_there = |path: &Path| mounted.iter().any(|entry| entry.mountpoint == path);
-            let lost = published
-                .into_iter()
-                .filter(|one| one.target.as_ref().is_some_and(|at| !is_there(&at.path())));
+            let lost = published.into_iter().filter(|one| {
+                one.target.as_ref().is_some_and(|at| !is_there(&at.path()) || at.is_unwanted())
+            });
             let lost: Vec<_> = lost.collect();
             publications.remove_orphans(&mounted);
             Ok(lost)
         });
         for publication in lost.await? {
-            tracing::info!("publication {}: its target was unmounted", publication.key);
+            tracing::info!(
+                "publication {}: its target was unmounted or is not wanted any more",
+                publication.key
+            );
             publication.cancel();
         }
         Ok(())
@@ -155,4 +165,17 @@ impl Publications {
             }
         }
     }
+}
+
+/// Whether something of ours is bound to `target` of an earlier run: `base`, where that is there.
+fn restore_bind(target: &BindTarget, base: Option<&Base>) -> Result<bool> {
+    let Some(bound) = target.mounted()?.filter(|mounted| mounted.ours()) else { return Ok(false) };
+    if let Some(base) = base
+        && mounts::at(base.path())?.is_some_and(|mounted| mounted.device != bound.device)
+    {
+        // Its base was lost with the fd store, and is another mount now.
+        target.unbind()?;
+        target.bind(base.path())?;
+    }
+    Ok(true)
 }

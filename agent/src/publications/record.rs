@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use bdnfs::error::Result;
-use bdnfs::source::{Secret, Uri};
+use bdnfs::source::{Access, Secret, Uri};
 use serde::{Deserialize, Serialize};
 
 use crate::api::publication::PublicationRequest;
@@ -53,4 +53,10 @@ pub fn identity(request: &PublicationRequest) -> Result<(PublicationRequest, boo
         ..request.clone()
     };
     Ok((bare, had))
+}
+
+/// A request without what the rules of the node make of it: tenant, trust and authorities.
+pub fn without_rules(request: PublicationRequest) -> PublicationRequest {
+    let access = Access { authorities: None, ..request.access };
+    PublicationRequest { tenant: None, trusted: false, access, ..request }
 }

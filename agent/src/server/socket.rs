@@ -24,7 +24,7 @@ impl IntoResponse for Failure {
         let code = match self.kind.as_str() {
             "invalid" => StatusCode::BAD_REQUEST,
             "notfound" => StatusCode::NOT_FOUND,
-            "refused" => StatusCode::FORBIDDEN,
+            "refused" | Self::FORBIDDEN => StatusCode::FORBIDDEN,
             "busy" | "changed" | Self::EXISTS => StatusCode::CONFLICT,
             "timeout" => StatusCode::GATEWAY_TIMEOUT,
             "corrupt" => StatusCode::BAD_GATEWAY,

@@ -313,7 +313,48 @@ fn publication_after_a_reboot_is_gone_and_its_lease_is_kept() {
     assert_nothing_left(&env);
     let evicted = agent.ask("POST", "/v1/cache/evict", "{\"all\": true}").json();
     assert_eq!(evicted["blobs"], 0, "what was published is still leased: {evicted}");
+    // Also by an agent that is started again meanwhile.
+    agent.crash();
+    let agent = env.machine.agent(&config(&env.machine));
+    let evicted = agent.ask("POST", "/v1/cache/evict", "{\"all\": true}").json();
+    assert_eq!(evicted["blobs"], 0, "what was published is still leased: {evicted}");
     env.s3.requests.clear();
     publish(&agent, "pod", &request);
     assert!(is_local(&target.join("file")) && env.fetched("file").requests == 0);
+}
+
+#[test]
+fn publication_is_unbound_also_where_the_targets_have_changed() {
+    let env = TestEnv::new();
+    env.put("file", 2 * MIB);
+    let agent = env.machine.agent(&config(&env.machine));
+    let (request, target) = bound(&env, "", "pod");
+    publish(&agent, "pod", &request);
+    agent.crash();
+    let elsewhere = format!("[publications]\ntargets = [{:?}]", env.machine.directory("elsewhere"));
+    let agent = env.machine.agent(&elsewhere);
+    assert!(is_mounted(&target));
+    publish(&agent, "pod", &request);
+    unpublish(&agent, "pod");
+    assert!(!is_mounted(&target));
+    assert_nothing_left(&env);
+}
+
+#[test]
+fn publication_stays_when_its_source_is_not_allowed_any_more() {
+    let env = TestEnv::new();
+    let source = env.machine.directory("source");
+    fs::write(source.join("file"), "weights").unwrap();
+    let config = |sources: &str| format!("{}\ninline_sources = [{sources:?}]", config(&env.machine));
+    let agent = env.machine.agent(&config("file"));
+    let target = targets(&env.machine).join("pod");
+    let request = json!({"source": format!("file://{}", source.display()), "target": target});
+    publish(&agent, "pod", &request);
+    agent.crash();
+    let agent = env.machine.agent(&config("hf"));
+    publish(&agent, "pod", &request);
+    let refused = put(&agent, "another", &json!({"source": request["source"]}), 50);
+    assert_eq!((refused.code, refused.json()["kind"].as_str()), (403, Some("forbidden")), "{}", refused.body);
+    unpublish(&agent, "pod");
+    assert_nothing_left(&env);
 }

@@ -1,7 +1,9 @@
 //! The driver as the kubelet meets it: registration, identity, and what it refuses before anything is done.
 
 use std::fs;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::time::Duration;
 
 use bdnfs_csi::proto::csi::node_service_capability::rpc::Type;
 use bdnfs_tests::kubelet::{Kubelet, PodVolume};
@@ -71,8 +73,46 @@ fn publish_with_a_wrong_attribute_is_refused_by_name_without_a_request() {
     assert!(error.code() == Code::InvalidArgument && error.message().contains("cacheDir"), "{error}");
     let error = refused(&[("source", "s3://bucket"), ("endpoint", "https://169.254.169.254")]);
     assert!(error.code() == Code::PermissionDenied && error.message().contains("endpoint"), "{error}");
+    // The rules of the agent refuse it, and no credentials help.
+    let volume = PodVolume::inline("pod", &[("source", "https://169.254.169.254")]);
+    let error = kubelet.publish(&volume).expect_err("refused");
+    assert!(error.code() == Code::PermissionDenied && error.message().contains("everybody may"), "{error}");
     assert_eq!(env.fetched("").requests, 0);
     for text in [driver.log(), agent.log(), format!("{error:?}")] {
         assert!(!text.contains("aws_secret_access_key"), "{text}");
     }
+}
+
+#[test]
+fn call_while_the_agent_is_stuck_is_unavailable_within_its_deadline() {
+    let env = TestEnv::new();
+    fs::create_dir_all(env.machine.cache()).unwrap();
+    // It is connected to, and never answers.
+    let _stuck = UnixListener::bind(env.machine.cache().join("control.sock")).unwrap();
+    let _driver = DriverProcess::start(&env, &[]);
+    let mut kubelet = Kubelet::new(&env.machine.directory("kubelet")).with_deadline(Duration::from_secs(4));
+    kubelet.register();
+    let volume = PodVolume::inline("pod", &[("source", "hf://o/m")]);
+    let refused = PodVolume::inline("pod", &[("source", "hf://o/m"), ("uid", "0")]);
+    for call in [
+        kubelet.call_publish(&volume),
+        kubelet.call_publish(&refused),
+        kubelet.unpublish(&volume),
+        kubelet.stats(&volume).map(drop),
+    ] {
+        let error = call.unwrap_err();
+        assert_eq!(error.code(), Code::Unavailable, "{error}");
+        assert!(error.message().contains("does not respond"), "{error}");
+    }
+}
+
+#[test]
+fn block_volume_is_refused() {
+    let env = TestEnv::new();
+    let _driver = DriverProcess::start(&env, &[]);
+    let mut kubelet = Kubelet::new(&env.machine.directory("kubelet"));
+    kubelet.register();
+    let volume = PodVolume::persistent("v", "pod", &[("source", "hf://o/m")]);
+    let error = kubelet.call_publish_block(&volume).unwrap_err();
+    assert!(error.code() == Code::InvalidArgument && error.message().contains("Filesystem"), "{error}");
 }

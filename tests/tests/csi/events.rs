@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
 use axum::routing::post;
+use bdnfs_tests::kubelet::Kubelet;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::serve::HttpServer;
@@ -55,14 +57,33 @@ fn pod_whose_volume_is_staged_and_fails_has_events() {
     let pod = json!({"kind": "Pod", "apiVersion": "v1", "namespace": "default", "name": "pod", "uid": "pod"});
     assert_eq!(event["involvedObject"], pod);
 
+    let count =
+        |reason: &str| posted.lock().unwrap().iter().filter(|(.., event)| event["reason"] == reason).count();
+    // The hold ends within a second, and between two intervals.
+    let slow = Kubelet::new(&node.env.machine.directory("kubelet"));
+    node.kubelet = slow.with_deadline(Duration::from_millis(7700));
+    node.kubelet.register();
+    let before = count("Staging");
+    assert_eq!(node.kubelet.publish(&volume).unwrap_err().code(), Code::Aborted);
+    eventually("an event is posted", || count("Staging") > before);
+    assert_eq!((count("Staging"), count("Staged")), (before + 1, 0));
+
+    // It is staged when no call is held.
     node.env.proxy.set(NetworkFault::default());
-    node.kubelet.mount(&volume);
+    let published = || node.agent().get("/v1/publications").json()["publications"][0]["state"] == "published";
+    eventually("it is staged", published);
+    for _ in 0..2 {
+        node.kubelet.publish(&volume).unwrap();
+    }
+    eventually("it is said that it is staged", || find("Staged").is_some());
+    assert!(find("Staged").unwrap().2["message"].as_str().unwrap().starts_with("staged "));
     let mut missing = node.volume("other");
     missing.context.insert("source".into(), "s3://bucket/nothing".into());
     node.kubelet.publish(&missing).unwrap_err();
     eventually("a warning is posted", || {
         find("StagingFailed").is_some_and(|(.., event)| event["type"] == "Warning")
     });
+    assert_eq!(count("Staged"), 1);
     assert!(!node.driver.log().contains("hush"), "{}", node.driver.log());
     node.kubelet.unpublish(&volume).unwrap();
 }

@@ -4,6 +4,7 @@
 
 mod driver;
 mod events;
+mod given_up;
 mod kit;
 mod locality;
 mod publish;

@@ -22,7 +22,7 @@ pub const MIB: usize = 1 << 20;
 pub const SHORT_DEADLINE: Duration = Duration::from_secs(4);
 
 /// What the agent knows of publications, and what is mounted of the node's.
-fn remaining(node: &KubernetesNode) -> (usize, usize) {
+pub fn remaining(node: &KubernetesNode) -> (usize, usize) {
     let listed = node.agent().get("/v1/publications").json();
     let own = node.env.machine.directory("");
     let mounts = mount_points().into_iter().filter(|point| point.starts_with(&own)).count();

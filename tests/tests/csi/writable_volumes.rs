@@ -303,3 +303,19 @@ fn project_cache_is_saved_while_a_pod_uses_it() {
     node.0.kubelet.unpublish(&volume).unwrap();
     node.await_end();
 }
+
+#[test]
+fn pod_deleted_while_its_project_cache_is_pulled_ends_at_once() {
+    let node = WritingNode::new();
+    node.0.env.proxy.set(bdnfs_tests::proxy::NetworkFault { frozen: true, ..Default::default() });
+    let volume = PodVolume::inline(POD, &[("projectCache", "llama")]);
+    std::thread::scope(|scope| {
+        let held = scope.spawn(|| node.0.kubelet.call_publish(&volume));
+        eventually("it is prepared", || node.volumes().len() == 1);
+        let begin = Instant::now();
+        node.0.kubelet.unpublish(&volume).unwrap();
+        assert!(begin.elapsed().as_secs() < 2, "{:?}", begin.elapsed());
+        assert_eq!(held.join().unwrap().unwrap_err().code(), Code::Aborted);
+    });
+    node.await_end();
+}

@@ -8,7 +8,7 @@ use super::{Client, ClientError};
 use crate::api::publication::{PublicationList, PublicationRequest, PublicationStatus, SourceList};
 
 impl Client {
-    /// Asks for a publication, or joins it, and waits at most `wait` (in whole seconds) until it is published. Giving up the
+    /// Asks for a publication, or joins it, and waits at most `wait` (rounded up to seconds) until it is published. Giving up the
     /// wait does not give up the publication.
     pub async fn publish(
         &self,
@@ -16,7 +16,7 @@ impl Client {
         request: &PublicationRequest,
         wait: Duration,
     ) -> Result<PublicationStatus, ClientError> {
-        let path = format!("/v1/publications/{key}?wait={}", wait.as_secs());
+        let path = format!("/v1/publications/{key}?wait={}", whole_seconds(wait));
         self.call(Method::PUT, &path, Some(request)).await
     }
 
@@ -40,8 +40,13 @@ impl Client {
         self.ask(Method::GET, "/v1/sources").await
     }
 
-    /// Publishes a source that the agent's configuration names, or joins that, and waits at most `wait` (in whole seconds).
+    /// Publishes a source that the agent's configuration names, or joins that, and waits at most `wait` (rounded up to seconds).
     pub async fn publish_source(&self, name: &str, wait: Duration) -> Result<PublicationStatus, ClientError> {
-        self.ask(Method::PUT, &format!("/v1/sources/{name}?wait={}", wait.as_secs())).await
+        self.ask(Method::PUT, &format!("/v1/sources/{name}?wait={}", whole_seconds(wait))).await
     }
+}
+
+/// A wait as requests have it. Rounded up: who asks until a moment has come would not wait for the last part of a second.
+fn whole_seconds(wait: Duration) -> u64 {
+    wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
 }

@@ -61,6 +61,8 @@ async fn publish(
 
 async fn publication(State(agent): State<Arc<Agent>>, key: NamePath) -> Answer<PublicationStatus> {
     let Path(key) = key?;
+    // Until then it is not known what there is.
+    agent.lifecycle().ready().await;
     agent.publications().status(&key).map(Json)
 }
 

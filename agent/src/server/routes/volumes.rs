@@ -36,6 +36,8 @@ async fn publish(
 
 async fn volume(State(agent): State<Arc<Agent>>, key: KeyPath) -> Answer<ContainerVolumeStatus> {
     let Path(key) = key?;
+    // Until then it is not known what there is.
+    agent.lifecycle().ready().await;
     agent.volumes().status(&key).map(Json)
 }
 

@@ -1,0 +1,60 @@
+//! Requests for what is published: they bring newer secrets, and never take it away.
+
+use std::sync::Arc;
+
+use bdnfs::task::blocking;
+
+use super::publication::Publication;
+use super::{Publications, trust};
+use crate::api::ApiResult;
+use crate::api::publication::{PublicationRequest, PublicationStatus};
+
+impl Publications {
+    /// The publication with this key that is published as `request` asks for, whatever the rules make of that by now.
+    pub(super) fn find_published(&self, key: &str, request: &PublicationRequest) -> Option<Arc<Publication>> {
+        let found = self.table.lock().get(key).cloned()?;
+        let is_it = found.is_published() && !found.is_cancelled() && found.is_same_but_for_rules(request);
+        is_it.then_some(found)
+    }
+
+    /// Answers a repeated request. What is published stays, but only a request that the rules allow brings new secrets.
+    pub(super) async fn republish(
+        &self,
+        publication: &Arc<Publication>,
+        request: &PublicationRequest,
+    ) -> ApiResult<PublicationStatus> {
+        match self.check(&publication.key, request).await {
+            Ok(_) => self.renew(publication, request).await,
+            Err(refused) => tracing::warn!("publication {} stays published: {refused}", publication.key),
+        }
+        self.rebind(publication).await?;
+        Ok(publication.status())
+    }
+
+    /// Takes over the secrets of a repeated request, which may be newer, for its mount, made or to be made.
+    pub(super) async fn renew(&self, publication: &Publication, request: &PublicationRequest) {
+        // Secrets that only come again are not newer than those of another publication with the same mount.
+        if publication.renew(request) {
+            self.renew_mount(publication).await;
+        }
+    }
+
+    /// Gives the mount of a publication, if there is one, the secrets that came last for the publication.
+    pub(super) async fn renew_mount(&self, publication: &Publication) {
+        let Some(mount) = publication.base().and_then(|base| base.mount().cloned()) else { return };
+        let Ok(access) = trust::access(&publication.complete().await) else { return };
+        self.mounts.renew_secret(mount, access).await;
+    }
+
+    /// Binds a target again that was unmounted from outside.
+    pub(super) async fn rebind(&self, publication: &Arc<Publication>) -> ApiResult<()> {
+        let (Some(target), Some(base)) = (publication.target.clone(), publication.base()) else {
+            return Ok(());
+        };
+        let bind = move || match target.mounted()? {
+            Some(_) => Ok(()),
+            None => target.bind(base.path()),
+        };
+        Ok(blocking(bind).await?)
+    }
+}
