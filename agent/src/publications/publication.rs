@@ -354,9 +354,8 @@ mod tests {
         assert!(is_same(r#"{"source": "https://h/x?sig=1", "secrets": {"a": "2"}, "holder": "pod b"}"#));
         assert!(!is_same(r#"{"source": "https://h/y?sig=1"}"#));
         assert!(!is_same(r#"{"source": "https://h/x?sig=1", "uid": 7}"#));
-        let by_rules =
-            r#"{"source": "https://h/x", "tenant": "t", "trusted": true, "access": {"authorities": "PEM"}}"#;
-        let (ruled, other) = [by_rules, r#"{"source": "https://h/x", "uid": 7}"#]
+        let by_rules = r#"{"source": "https://h/x?sig=1", "tenant": "t", "trusted": true, "access": {"authorities": "PEM"}}"#;
+        let (ruled, other) = [by_rules, r#"{"source": "https://h/x?sig=1", "uid": 7}"#]
             .map(|json| serde_json::from_str::<PublicationRequest>(json).expect("a request"))
             .into();
         assert!(!one.is_same(&ruled) && one.is_same_but_for_rules(&ruled));
