@@ -294,10 +294,8 @@ impl ContainerVolumes {
             own.target.as_ref().map_or(Ok(()), BindTarget::unbind_writable)?;
             own.end();
             // Without it the next agent finds that nothing is bound.
-            if let Err(error) = volumes.records.put(&own.key, &own.record(&volumes.boot)) {
-                tracing::warn!("{error}");
-            }
-            Ok(())
+            let stored = volumes.records.put(&own.key, &own.record(&volumes.boot));
+            Ok(stored.unwrap_or_else(|error| tracing::warn!("{error}")))
         };
         Ok(blocking(unbind).await?)
     }
@@ -316,12 +314,8 @@ impl ContainerVolumes {
         };
         match saved {
             Ok(()) => {
-                tracing::info!(
-                    "ended {} of {} ({})",
-                    volume.request.kind,
-                    volume.request.project,
-                    volume.key
-                );
+                let request = &volume.request;
+                tracing::info!("ended {} of {} ({})", request.kind, request.project, volume.key);
                 self.forget(&volume).await;
             }
             Err(failure) => volume.set_failed(failure),

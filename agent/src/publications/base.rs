@@ -5,6 +5,8 @@ use std::fs::DirBuilder;
 use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -51,6 +53,9 @@ pub struct Bases {
     mounts: Arc<MountManager>,
     admission: Arc<AdmissionQueue>,
     table: Mutex<HashMap<BaseKey, (Arc<Base>, usize)>>,
+    /// The directory that was made last. None is made twice: an ended mount at the same path may have the device number that the
+    /// kernel gives to the new one.
+    last_number: AtomicU64,
 }
 
 impl Base {
@@ -109,7 +114,7 @@ impl Bases {
         let cannot = || format!("cannot keep bases in {}", directory.display());
         DirBuilder::new().recursive(true).mode(0o700).create(directory).with_context(cannot)?;
         let directory = directory.canonicalize().with_context(cannot)?;
-        Ok(Self { directory, mounts, admission, table: Mutex::default() })
+        Ok(Self { directory, mounts, admission, table: Mutex::default(), last_number: AtomicU64::new(0) })
     }
 
     /// Whether a mount at `mountpoint` is a base.
@@ -156,14 +161,14 @@ impl Bases {
     /// An empty directory. The lowest number that is free: one that is used holds a mount.
     fn new_directory(&self) -> Result<PathBuf> {
         let cannot = || format!("cannot make a directory in {}", self.directory.display());
-        for number in 1_u64.. {
+        loop {
+            let number = self.last_number.fetch_add(1, Relaxed) + 1;
             let path = self.directory.join(number.to_string());
             match DirBuilder::new().mode(0o700).create(&path) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 made => return made.map(|()| path).with_context(cannot),
             }
         }
-        unreachable!("a base always finds a free number")
     }
 
     /// Mounts a base, unless it is mounted. Not to be dropped half-way.
