@@ -18,6 +18,7 @@ mod restarts;
 mod round;
 mod save_context;
 mod survivors;
+mod unit_state;
 
 use std::fs::File;
 use std::io::Write;

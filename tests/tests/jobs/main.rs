@@ -24,4 +24,5 @@ mod run;
 mod saved_caches;
 mod saving;
 mod stop;
+mod unsaved_checkpoints;
 mod volumes;
