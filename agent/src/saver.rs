@@ -17,6 +17,7 @@ mod restarts;
 mod round;
 mod save_context;
 mod survivors;
+mod unit_state;
 mod upload_ahead;
 
 use std::fs::File;

@@ -42,7 +42,8 @@ impl CheckpointGroup {
         self.ranks[0].id.name()
     }
 
-    /// Whether every rank that saved anything in its job saved this checkpoint.
+    /// Whether every rank that saved checkpoints in its job saved this one. Loose files beside them are none: a rank that only logs makes
+    /// nothing less whole.
     pub fn is_whole(&self) -> bool {
         self.whole
     }
@@ -84,7 +85,6 @@ impl CheckpointGroup {
 /// however new it is: no job resumes from it while there is anything else.
 pub fn group(saved: impl IntoIterator<Item = SavedCheckpoint>) -> Vec<CheckpointGroup> {
     let mut named: BTreeMap<_, BTreeMap<u32, SavedCheckpoint>> = BTreeMap::new();
-    let mut saving: BTreeMap<_, BTreeSet<u32>> = BTreeMap::new();
     let mut parents = BTreeSet::new();
     for saved in saved {
         let (id, rank) = (saved.id.clone(), saved.id.rank());
@@ -92,15 +92,22 @@ pub fn group(saved: impl IntoIterator<Item = SavedCheckpoint>) -> Vec<Checkpoint
         if let Some((parent, _)) = id.name().rsplit_once('/') {
             parents.insert((job.clone(), parent.to_owned()));
         }
-        saving.entry(job.clone()).or_default().insert(rank);
         named.entry((job, id.name().to_owned())).or_default().insert(rank, saved);
+    }
+    let is_rest = |(job, name): &((String, String), String)| {
+        name == LOOSE || parents.contains(&(job.clone(), name.clone()))
+    };
+    // By job: the ranks that saved checkpoints, and those that saved what lies beside them.
+    let mut saving: BTreeMap<_, BTreeSet<u32>> = BTreeMap::new();
+    for (key, ranks) in &named {
+        saving.entry((key.0.clone(), is_rest(key))).or_default().extend(ranks.keys());
     }
     let mut groups: Vec<_> = named
         .into_iter()
-        .map(|((job, name), ranks)| CheckpointGroup {
-            whole: saving[&job].len() == ranks.len(),
-            rest: name == LOOSE || parents.contains(&(job, name)),
-            ranks: ranks.into_values().collect(),
+        .map(|(key, ranks)| {
+            let rest = is_rest(&key);
+            let whole = saving[&(key.0, rest)].len() == ranks.len();
+            CheckpointGroup { whole, rest, ranks: ranks.into_values().collect() }
         })
         .collect();
     groups.sort_by(CheckpointGroup::order);
@@ -186,6 +193,17 @@ mod tests {
         assert_eq!(latest_of(&all).as_deref(), Some("a/."));
         all.extend([saved("a", "out", 0, 800, true), saved("a", "out/checkpoint-5", 0, 100, true)]);
         assert_eq!(latest_of(&all).as_deref(), Some("a/out/checkpoint-5"));
+    }
+
+    #[test]
+    fn latest_is_whole_without_the_rank_that_only_logs() {
+        let all = [
+            saved("a", "out/checkpoint-9", 0, 100, true),
+            saved("a", ".", 1, 900, true),
+            saved("a", "out", 2, 900, true),
+        ];
+        assert_eq!(latest_of(&all).as_deref(), Some("a/out/checkpoint-9"));
+        assert_eq!(latest_of(&all[1..2]).as_deref(), Some("a/."));
     }
 
     #[test]

@@ -2,7 +2,9 @@
 //! the Trainer write after its `trainer_state.json`.
 
 /// The files that libraries write last into a checkpoint: torch's DCP, by renaming it, and Hugging Face's Trainer.
-const MARKERS: [&[u8]; 2] = [b".metadata", b"trainer_state.json"];
+const MARKERS: [&[u8]; 2] = [b".metadata", TRAINER_MARKER];
+/// The Trainer's, which it writes in place.
+const TRAINER_MARKER: &[u8] = b"trainer_state.json";
 /// DeepSpeed's file beside its checkpoints, which holds the name of the newest.
 const DEEPSPEED_TRACKER: &[u8] = b"latest";
 /// Megatron's, which holds the number of its iteration, or `release`; verl writes the same with other names.
@@ -11,6 +13,14 @@ const MEGATRON_TRACKER: &[u8] = b"latest_checkpointed_iteration.txt";
 /// Whether the file at `path` in a checkpoint says that this is complete.
 pub fn is_marker(path: &[u8]) -> bool {
     MARKERS.contains(&path.rsplit(|b| *b == b'/').next().unwrap_or_default())
+}
+
+/// Whether the marker at `path` is there whole, by its `content`: DCP's is renamed when it is; the Trainer's is JSON, maybe with NaN, whose
+/// last line alone is not indented.
+pub fn is_whole_marker(path: &[u8], content: &[u8]) -> bool {
+    !path.ends_with(TRAINER_MARKER)
+        || content.ends_with(b"\n}\n")
+        || serde_json::from_slice::<serde::de::IgnoredAny>(content).is_ok()
 }
 
 /// Whether the file called `name`, beside the checkpoints, tells which of them is complete.
@@ -45,6 +55,17 @@ mod tests {
         assert_eq!(tracked(b"latest", "../x"), [""; 0]);
         assert_eq!(tracked(b"latest", ""), [""; 0]);
         assert_eq!(tracked(b"other", "x"), [""; 0]);
+    }
+
+    #[test]
+    fn marker_of_the_trainer_is_whole_with_its_last_line() {
+        let state = "{\n  \"log_history\": [\n    {\n      \"loss\": NaN\n    }\n  ]\n}\n";
+        assert!(is_whole_marker(b"a/trainer_state.json", state.as_bytes()));
+        for end in 0..state.len() {
+            assert!(!is_whole_marker(b"a/trainer_state.json", &state.as_bytes()[..end]), "{end}");
+        }
+        assert!(is_whole_marker(b"a/trainer_state.json", b"{\"epoch\": 1}"));
+        assert!(is_whole_marker(b"a/.metadata", b""));
     }
 
     #[test]

@@ -47,6 +47,18 @@ impl CheckpointUnits {
             () => Some(top),
         }
     }
+
+    /// The path up to the temporary name that makes the file at `path` belong to no checkpoint; `None` where there is none.
+    pub fn temporary<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]> {
+        if self.unit(path, false).is_some() {
+            return None;
+        }
+        let (top, below) = split(path);
+        match below.map(split) {
+            Some((child, _)) if !is_temporary(top) => Some(&path[..top.len() + 1 + child.len()]),
+            _ => Some(top),
+        }
+    }
 }
 
 /// Whether a file or directory with this name, beside the checkpoints, is not finished: it is to be renamed.

@@ -195,10 +195,17 @@ impl<'a> BlobBuilder<'a> {
     ) -> Result<MirrorRecord> {
         loop {
             let resumed = self.mirror.resume_draft(&recipe.name, blob.size, self.lease).await?;
-            let (mut draft, sha256, sample) = match resumed {
-                Some((draft, sha256)) => (draft, sha256, None),
-                None => {
-                    let sample = read(&self.origin, blob, first_extent(blob.size)).await?;
+            // A draft that is resumed is past the beginning, by which the content is found again under another name.
+            let sample = match &resumed {
+                None => Some(read(&self.origin, blob, first_extent(blob.size)).await?),
+                Some(_) if self.hash_first => read(&self.origin, blob, first_extent(blob.size)).await.ok(),
+                Some(_) => None,
+            };
+            let beginning = sample.as_ref().map(|sample| hash_first::fingerprint(blob.size, sample));
+            let (mut draft, sha256, sample) = match (resumed, sample) {
+                (Some((draft, sha256)), _) => (draft, sha256, None),
+                (None, sample) => {
+                    let sample = sample.unwrap_or_default();
                     if let Some(record) = self.find_same(recipe, blob, &sample).await? {
                         progress.bytes_done.fetch_add(blob.size, Relaxed);
                         return Ok(record);
@@ -206,7 +213,6 @@ impl<'a> BlobBuilder<'a> {
                     self.begin(recipe, blob, sample).await?
                 }
             };
-            let beginning = sample.as_ref().map(|sample| hash_first::fingerprint(blob.size, sample));
             progress.bytes_done.fetch_add(done(&draft, blob), Relaxed);
             let passed = match self.copy_rest(blob, &mut draft, sha256, sample, progress).await {
                 Ok(sha256) => {

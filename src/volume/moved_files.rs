@@ -91,7 +91,7 @@ mod tests {
         let directory = Arc::new(VolumeDirectory::open(&home.path().join("volume")).expect("a directory"));
         let (mut seals, _) = directory.walk().and_then(Scan::into_seals).expect("a walk");
         let seal = seals.remove("unit").expect("it is there");
-        let SealOutcome::Sealed(sealed) = seal.apply(&directory).expect("no fault") else {
+        let SealOutcome::Sealed(sealed) = seal.apply(&directory, false).expect("no fault") else {
             panic!("nobody writes")
         };
         let _writer = fs::File::options().write(true).open(unit.join("written")).expect("a file");

@@ -91,6 +91,11 @@ impl Scan {
     pub fn into_seals(self) -> Result<(Seals, SkippedEntries)> {
         let units = CheckpointUnits::new(self.directories.keys().map(Vec::as_slice));
         let (mut seals, mut skipped) = (Seals::new(), self.skipped);
+        for (path, _) in self.files.iter().filter(|(_, file)| file.size > 0) {
+            if let Some(name) = units.temporary(path) {
+                skipped.insert(name.to_owned(), SkipReason::TemporaryName);
+            }
+        }
         let mut name_of = |path: &[u8], is_directory| {
             let name = units.unit(path, is_directory)?;
             let text = str::from_utf8(name).ok();
@@ -152,6 +157,14 @@ impl Seal {
         self.files.iter().any(|(path, file)| is_marker(&path.0) && file.mtime >= written)
     }
 
+    /// Its markers that were written after all its other files.
+    pub fn last_markers(&self) -> impl Iterator<Item = &EncodedPath> {
+        let others = self.files.iter().filter(|(path, _)| !is_marker(&path.0));
+        let others = others.map(|(_, file)| file.mtime).max();
+        let markers = self.files.iter().filter(|(path, _)| is_marker(&path.0));
+        markers.filter(move |(_, file)| Some(file.mtime) > others).map(|(path, _)| path)
+    }
+
     /// Whether it is what is left of `whole`: fewer files, each in the version that it has there.
     pub fn is_remainder_of(&self, whole: &Self) -> bool {
         let is_there = |(path, file): (&EncodedPath, &ScannedFile)| {
@@ -173,40 +186,55 @@ impl Seal {
     }
 
     /// Makes the unit durable if it has no writer and is as it was found. What comes back holds its files
-    /// open. Touches the local disk; the process must ignore SIGIO.
+    /// open. `without_leases`: nothing came to it for so long that it counts as having no writer where the file system can't tell. Touches
+    /// the local disk; the process must ignore SIGIO.
     ///
     /// # Errors
     /// [`Kind::Disk`](crate::error::Kind::Disk).
-    pub fn apply(self, directory: &Arc<VolumeDirectory>) -> Result<SealOutcome> {
+    pub fn apply(self, directory: &Arc<VolumeDirectory>, without_leases: bool) -> Result<SealOutcome> {
+        self.apply_with(directory, |file| without_writers(probe_writers(file), without_leases))
+    }
+
+    /// [`apply`](Self::apply), with the answers of `probe` for those of the kernel.
+    fn apply_with(
+        self,
+        directory: &Arc<VolumeDirectory>,
+        probe: impl Fn(&OwnedFd) -> Writers,
+    ) -> Result<SealOutcome> {
         let fault = |path: &[u8], e: rustix::io::Errno| {
             Error::disk(format!("cannot make {} durable", directory.name(path)), e.into())
         };
         let mut largest: Vec<_> = self.files.iter().collect();
         largest.sort_by_key(|(_, file)| std::cmp::Reverse(file.size));
         let few = largest.len() <= MAX_FLUSHED_FILES;
-        if !few {
-            rustix::fs::syncfs(directory.descriptor()).map_err(|e| fault(b"", e))?;
-        }
+        let is_same =
+            |opened: &OwnedFd, file: &ScannedFile| ScannedFile::of(opened).is_ok_and(|now| now == *file);
         let mut held = HashMap::new();
-        for (EncodedPath(path), file) in largest {
-            let Some(opened) = directory.open_file(path)? else { return Ok(SealOutcome::Busy) };
-            let is_same = || ScannedFile::of(&opened).is_ok_and(|now| now == *file);
-            if !is_same() {
-                return Ok(SealOutcome::Busy);
+        // All are probed before any is flushed: what is always being written must not have the disk flushed again and again.
+        for flush in [false, true] {
+            if flush && !few {
+                rustix::fs::syncfs(directory.descriptor()).map_err(|e| fault(b"", e))?;
             }
-            match probe_writers(&opened) {
-                Writers::None => {}
-                Writers::Some => return Ok(SealOutcome::Busy),
-                Writers::Unknown => return Ok(SealOutcome::WritersUnknown),
-            }
-            if few {
-                rustix::fs::fsync(&opened).map_err(|e| fault(path, e))?;
-            }
-            if !is_same() {
-                return Ok(SealOutcome::Busy);
-            }
-            if held.len() < MAX_HELD_FILES {
-                held.insert(path.clone(), Arc::new(opened));
+            for (EncodedPath(path), file) in &largest {
+                let opened = directory.open_file(path)?.filter(|opened| is_same(opened, file));
+                let Some(opened) = opened else { return Ok(SealOutcome::Busy) };
+                match probe(&opened) {
+                    Writers::None => {}
+                    Writers::Some => return Ok(SealOutcome::Busy),
+                    Writers::Unknown => return Ok(SealOutcome::WritersUnknown),
+                }
+                if !flush {
+                    continue;
+                }
+                if few {
+                    rustix::fs::fsync(&opened).map_err(|e| fault(path, e))?;
+                }
+                if !is_same(&opened, file) {
+                    return Ok(SealOutcome::Busy);
+                }
+                if held.len() < MAX_HELD_FILES {
+                    held.insert(path.clone(), Arc::new(opened));
+                }
             }
         }
         let above = self.directories.keys().map(|path| &path.0[..]).chain([&b""[..]]);
@@ -239,7 +267,82 @@ impl Seal {
     }
 }
 
+/// The answer of a probe, where `without_leases` says that a file counts as having no writer if the file system can't tell.
+fn without_writers(probed: Writers, without_leases: bool) -> Writers {
+    if without_leases && probed == Writers::Unknown { Writers::None } else { probed }
+}
+
 /// The name of a file for the seal of a unit, whatever that is called.
 pub fn seal_file_name(unit: &str) -> String {
     format!("{}.json", utf8_percent_encode(unit, &NAME_ENCODE_SET))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn seal_without_leases_is_applied_only_after_the_longer_quiet() {
+        let home = tempfile::tempdir().expect("a directory");
+        fs::create_dir(home.path().join("a")).expect("a directory");
+        fs::write(home.path().join("a/model"), "1").expect("a file");
+        let directory = Arc::new(VolumeDirectory::open(home.path()).expect("a directory"));
+        let (seals, _) = directory.walk().and_then(Scan::into_seals).expect("scanned");
+        let seal = |probe: fn(&OwnedFd) -> Writers| seals["a"].clone().apply_with(&directory, probe);
+        assert!(matches!(seal(|_| Writers::Unknown), Ok(SealOutcome::WritersUnknown)));
+        assert!(matches!(seal(|_| Writers::Some), Ok(SealOutcome::Busy)));
+        assert!(matches!(seal(|_| Writers::None), Ok(SealOutcome::Sealed(_))));
+        assert_eq!(without_writers(Writers::Unknown, true), Writers::None);
+        assert_eq!(without_writers(Writers::Unknown, false), Writers::Unknown);
+        assert_eq!(without_writers(Writers::Some, true), Writers::Some);
+    }
+
+    #[test]
+    fn seal_probes_all_files_before_it_flushes_one() {
+        let home = tempfile::tempdir().expect("a directory");
+        fs::create_dir(home.path().join("a")).expect("a directory");
+        (0..3).for_each(|at| fs::write(home.path().join(format!("a/{at}")), "1").expect("a file"));
+        let directory = Arc::new(VolumeDirectory::open(home.path()).expect("a directory"));
+        let (mut seals, _) = directory.walk().and_then(Scan::into_seals).expect("scanned");
+        let probed = std::cell::Cell::new(0);
+        // The last of them has a writer: none was probed twice, as when it is flushed.
+        let probe = |_: &OwnedFd| {
+            probed.set(probed.get() + 1);
+            if probed.get() == 3 { Writers::Some } else { Writers::None }
+        };
+        let sealed = seals.remove("a").expect("the unit").apply_with(&directory, probe);
+        assert!(matches!(sealed, Ok(SealOutcome::Busy)) && probed.get() == 3);
+    }
+
+    #[test]
+    fn last_markers_are_those_that_were_written_after_everything_else() {
+        let mut seal = Seal::default();
+        let mut put = |path: &str, at| {
+            let file = ScannedFile { version: String::new(), size: 1, mtime: (at, 0), executable: false };
+            seal.files.insert(EncodedPath(path.into()), file);
+            seal.last_markers().count()
+        };
+        assert_eq!(put("a/model", 1), 0);
+        assert_eq!(put("a/.metadata", 1), 0, "in the same moment");
+        assert_eq!(put("a/.metadata", 2), 1);
+        assert_eq!(put("a/rng", 3), 0);
+    }
+
+    #[test]
+    fn file_with_a_temporary_name_is_reported_as_left_out() {
+        let file = |size| ScannedFile { version: String::new(), size, mtime: (1, 0), executable: false };
+        let mut scan = Scan::default();
+        for (path, size) in
+            [("tmp-a/x/model", 1), ("out/checkpoint-1/m", 1), ("out/.b/m", 1), (".empty", 0), ("ok/m", 1)]
+        {
+            scan.files.insert(path.into(), file(size));
+        }
+        scan.directories.insert("out/checkpoint-1".into(), (1, 0));
+        let (seals, skipped) = scan.into_seals().expect("few units");
+        assert_eq!(seals.keys().collect::<Vec<_>>(), ["ok", "out/checkpoint-1"]);
+        let names = [&b"out/.b"[..], b"tmp-a"].map(|name| (name.to_vec(), SkipReason::TemporaryName));
+        assert_eq!(skipped, SkippedEntries::from(names));
+    }
 }

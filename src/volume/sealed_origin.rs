@@ -212,7 +212,7 @@ mod tests {
         fs::create_dir(home.path().join("unit")).expect("a directory");
         fs::write(home.path().join("unit/file"), vec![7; 3 * BLOCK as usize / 2]).expect("a file");
         let directory = Arc::new(VolumeDirectory::open(home.path()).expect("a directory"));
-        let SealOutcome::Sealed(unit) = found(&directory).apply(&directory).expect("no fault") else {
+        let SealOutcome::Sealed(unit) = found(&directory).apply(&directory, false).expect("no fault") else {
             panic!("nobody writes")
         };
         (home, Arc::new(unit))
@@ -254,7 +254,7 @@ mod tests {
         let (home, unit) = sealed();
         let path = home.path().join("unit/file");
         let writer = fs::File::options().append(true).open(&path).expect("a file");
-        let again = |unit: &SealedUnit| unit.seal.clone().apply(&unit.directory).expect("no fault");
+        let again = |unit: &SealedUnit| unit.seal.clone().apply(&unit.directory, false).expect("no fault");
         assert!(matches!(again(&unit), SealOutcome::Busy));
         drop(writer);
         assert!(matches!(again(&unit), SealOutcome::Sealed(_)));

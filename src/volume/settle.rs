@@ -56,6 +56,11 @@ impl UnitState {
         self.marked || self.followed
     }
 
+    /// Whether the file system can't tell whether it has a writer: only time does.
+    pub fn is_without_leases(&self) -> bool {
+        self.without_leases
+    }
+
     /// Whether nothing came to it for so long that it may be sealed.
     pub fn is_quiet(&self, now: Duration) -> bool {
         let quiet = if self.without_leases { SEAL_QUIET_PERIOD_WITHOUT_LEASES } else { SEAL_QUIET_PERIOD };

@@ -13,6 +13,8 @@ pub enum SkipReason {
     LinkedFile,
     /// A checkpoint whose name is not UTF-8.
     NotUtf8,
+    /// A checkpoint or file that is to be renamed when it is whole.
+    TemporaryName,
     /// A socket, which has no content that outlives its process.
     Socket,
     /// A fifo, likewise.
@@ -22,9 +24,9 @@ pub enum SkipReason {
 }
 
 impl SkipReason {
-    /// Whether content is left out with it.
+    /// Whether content is left out with it that its job may have finished.
     pub fn has_content(self) -> bool {
-        !matches!(self, Self::Socket | Self::Fifo | Self::Device)
+        !matches!(self, Self::TemporaryName | Self::Socket | Self::Fifo | Self::Device)
     }
 }
 
@@ -35,6 +37,7 @@ impl fmt::Display for SkipReason {
             Self::OtherFileSystem => "it lies on another file system",
             Self::LinkedFile => "it is a hard link to a file of another user",
             Self::NotUtf8 => "its name is not UTF-8",
+            Self::TemporaryName => "it has a temporary name",
             Self::Socket => "it is a socket",
             Self::Fifo => "it is a fifo",
             Self::Device => "it is a device",

@@ -142,7 +142,9 @@ impl CheckpointCaching {
                 found => found?,
             };
             let directory = Arc::clone(&all);
-            let SealOutcome::Sealed(unit) = blocking(move || seal.apply(&directory)).await? else { continue };
+            let SealOutcome::Sealed(unit) = blocking(move || seal.apply(&directory, false)).await? else {
+                continue;
+            };
             let unit = Arc::new(unit);
             let open = opener(&unit, id.to_string(), self.rate);
             let snapshot = engine.mirrored_from_files(&mirror, &found, open).await?;

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use bdnfs::backoff::{Backoff, entropy};
 use bdnfs::checkpoint::{CheckpointId, SavedCheckpoint};
-use bdnfs::error::{Error, Kind, Result};
+use bdnfs::error::{Error, Result};
 use bdnfs::task::blocking;
-use bdnfs::volume::{SkipReason, SkippedEntries, UnitState};
+use bdnfs::volume::{SkipReason, SkippedEntries};
 use tokio::time::Instant;
 
 use super::record::SavedState;
@@ -23,6 +23,8 @@ const MAX_SAVE_RETRY_WAIT: Duration = Duration::from_secs(60);
 const MAX_REPORTED_SKIPS: usize = 1000;
 /// How many checkpoints are reported, and with them those that are there.
 const MAX_REPORTED_CHECKPOINTS: usize = 1000;
+/// How many uploads of a unit in a row that its job changed meanwhile are reported.
+const CHANGES_REPORTED_FROM: u32 = 3;
 /// How often the record is written for the sake of the backlog alone: it is flushed to the disk, which the job needs.
 const BACKLOG_WRITE_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -34,18 +36,35 @@ impl Saver {
                 self.record_saved(unit, &saved);
                 self.report_pruned(removed);
             }
+            Ok(UploadOutcome::Refused(error)) => self.refuse(unit, &error),
             Ok(outcome) => {
                 let unknown = matches!(outcome, UploadOutcome::WritersUnknown);
-                self.sealed.remove(unit.name());
+                let was_sealed = self.sealed.remove(unit.name()).is_some();
                 self.settling.disturb(unit.name(), self.now(), unknown);
+                if was_sealed && !unknown {
+                    self.count_change(unit.name());
+                }
             }
-            Err(error) if is_permanent(&error) => self.refuse(unit, &error),
             Err(error) => self.fail(unit.name(), &error),
+        }
+    }
+
+    /// Counts an upload of a unit that its job changed meanwhile.
+    fn count_change(&mut self, name: &str) {
+        let changes = self.changes.entry(name.to_owned()).or_default();
+        *changes += 1;
+        if *changes >= CHANGES_REPORTED_FROM {
+            self.record.report.failures += 1;
+        }
+        if *changes == CHANGES_REPORTED_FROM {
+            let text = format!("{name} is not saved: the job changes it again before its upload is done");
+            self.record.note(text);
         }
     }
 
     fn record_saved(&mut self, unit: &SettledUnit, saved: &SavedCheckpoint) {
         self.retry.remove(unit.name());
+        self.changes.remove(unit.name());
         self.clear_failure();
         let state = SavedState { fingerprint: unit.fingerprint, complete: saved.complete };
         self.record.saved.insert(unit.name().to_owned(), state);
@@ -102,18 +121,6 @@ impl Saver {
         self.record.note(format!("{:?} cannot be saved: {error}", unit.name()));
     }
 
-    /// Leaves a unit where it is that was being written when the job was killed.
-    pub(super) fn leave_torn(&mut self, name: &str, state: &UnitState) {
-        self.refused.insert(name.to_owned(), state.fingerprint);
-        self.report(name).state = CheckpointState::Torn;
-        self.record.report.torn += state.files as u64;
-        let directory = self.context.order.directory.display();
-        let text = format!(
-            "{name} was being written when the job was killed: it is kept in {directory} and not saved"
-        );
-        self.record.note(text);
-    }
-
     /// Clears the failure when nothing is to be tried again.
     fn clear_failure(&mut self) {
         if self.retry.is_empty() {
@@ -135,9 +142,17 @@ impl Saver {
         }
     }
 
-    /// Records what a scan has left out.
-    pub(super) fn skip_all(&mut self, skipped: SkippedEntries) {
-        self.is_partial = skipped.values().any(|why| why.has_content());
+    /// Records what a scan has left out, which found files of units if it `holds_units`.
+    pub(super) fn skip_all(&mut self, mut skipped: SkippedEntries, holds_units: bool) {
+        if self.ended.is_none() {
+            // It is to be renamed.
+            skipped.retain(|_, why| *why != SkipReason::TemporaryName);
+        }
+        let holds_units = holds_units || self.record.report.checkpoints.iter().any(|one| one.generation > 0);
+        // Where there was never anything else, all that the job wrote is in it.
+        let is_left =
+            |why: &SkipReason| why.has_content() || (*why == SkipReason::TemporaryName && !holds_units);
+        self.is_partial = skipped.values().any(is_left);
         skipped.into_iter().for_each(|(path, why)| self.skip(path, why));
     }
 
@@ -159,16 +174,22 @@ impl Saver {
         self.record.saved.retain(|name, _| is_there(name));
         self.remainders.retain(|name, _| is_there(name));
         self.retry.retain(|name, _| is_there(name));
+        self.changes.retain(|name, _| is_there(name));
+        self.unsealed.retain(|name, _| is_there(name));
         let sealed: Vec<_> = self.sealed.keys().filter(|name| !is_there(name)).cloned().collect();
         let mut too_early = Vec::new();
         self.record.report.checkpoints.retain_mut(|one| {
             match one.state {
                 _ if is_there(&one.name) => {}
-                CheckpointState::Writing if one.generation == 0 => return false,
-                CheckpointState::Writing => one.state = CheckpointState::Saved,
-                CheckpointState::Sealed => {
-                    one.state = CheckpointState::Skipped;
-                    too_early.push(one.name.clone());
+                CheckpointState::Writing | CheckpointState::Sealed => {
+                    if one.bytes > 0 || one.state == CheckpointState::Sealed {
+                        too_early.push((one.name.clone(), one.generation));
+                    }
+                    match (one.state, one.generation) {
+                        (CheckpointState::Writing, 0) => return false,
+                        (_, 0) => one.state = CheckpointState::Skipped,
+                        _ => one.state = CheckpointState::Saved,
+                    }
                 }
                 _ => {}
             }
@@ -177,8 +198,13 @@ impl Saver {
         self.trim_reports();
         self.clear_failure();
         self.sealed.retain(|name, _| !sealed.contains(name));
-        for name in too_early {
-            self.record.note(format!("{name} was deleted by the job before it was saved"));
+        for (name, generation) in too_early {
+            self.record.note(match generation {
+                0 => format!("{name} was deleted by the job before it was saved"),
+                _ => {
+                    format!("{name} was changed and deleted by the job; generation {generation} stays saved")
+                }
+            });
         }
         sealed
     }
@@ -207,11 +233,17 @@ impl Saver {
         self.record.report.checkpoints.binary_search_by(|one| one.name.as_str().cmp(name))
     }
 
-    /// Counts what is sealed and not saved.
+    /// Counts what is sealed and not saved, and what could not be sealed for long.
     pub(super) fn count_backlog(&mut self, upload: Option<&SaveTask>) {
         let done = upload.map_or(0, |upload| upload.progress.bytes_done.load(Relaxed));
         let reports = &mut self.record.report;
-        let waiting = reports.checkpoints.iter().filter(|one| one.state == CheckpointState::Sealed);
+        let is_overdue =
+            |name: &String| self.unsealed.remove(name).is_some_and(|(_, is_reported)| *is_reported);
+        let waiting = reports.checkpoints.iter().filter(|one| match one.state {
+            CheckpointState::Sealed => true,
+            CheckpointState::Writing => is_overdue(&one.name),
+            _ => false,
+        });
         reports.backlog = waiting.map(|one| one.bytes).sum::<u64>().saturating_sub(done);
     }
 
@@ -233,9 +265,4 @@ impl Saver {
             Err(error) => tracing::warn!("{error}"),
         }
     }
-}
-
-/// Whether what is wrong is the unit itself: it stays so until that changes.
-pub(super) fn is_permanent(error: &Error) -> bool {
-    matches!(error.kind(), Kind::Invalid | Kind::Unsupported)
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use bdnfs::digest::{Digest, hex};
 use bdnfs::error::Result;
+use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
 use crate::api::saving::SaveReport;
@@ -34,6 +35,9 @@ pub struct SaverRecord {
     pub last_events: Vec<String>,
     /// The boot in which the directory was last written to.
     pub boot: String,
+    /// When the job was found to have ended: saving is given up so long after that, whichever saver it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<DateTime<Utc>>,
 }
 
 /// In which state a checkpoint was saved.
@@ -44,6 +48,17 @@ pub struct SavedState {
     pub fingerprint: Digest,
     /// Whether it was saved as complete.
     pub complete: bool,
+}
+
+/// In which state a checkpoint is sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SealedState {
+    /// The digest of all that it consists of, with versions.
+    pub fingerprint: Digest,
+    /// Whether its job had finished it, as far as could be told at any time since.
+    pub complete: bool,
+    /// Whether it is what its job has left, deleting it, of a state that was never saved.
+    pub partial: bool,
 }
 
 /// A request for a saver to end before all is saved.

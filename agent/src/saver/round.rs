@@ -11,17 +11,25 @@ use bdnfs::error::{Kind, Result};
 use bdnfs::mirroring::MirrorProgress;
 use bdnfs::task::{blocking, lost};
 use bdnfs::volume::{FileTime, Scan, Seal, Seals, SettleTracker, SkippedEntries, UnitState, VolumeDirectory};
+use chrono::Utc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::record::{self, SaverEnd, SaverRecord, requested_end};
-use super::save_context::{SaveContext, SettledUnit, UploadOutcome, is_remainder};
+use super::record::{self, SaverEnd, SaverRecord, SealedState, requested_end};
+use super::save_context::{SaveContext, SettledUnit, UploadOutcome};
+use super::unit_state::Whole;
 use super::upload_ahead::{AheadFiles, AheadTask};
 use super::{JobEnd, SaveOrder};
 use crate::api::saving::CheckpointState;
 
 /// How often the directory is scanned.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
+/// How long no scan runs after one, as a multiple of what that took: walks of very many files must not keep a processor busy.
+const SCAN_PAUSE_FACTOR: u32 = 5;
+/// The longest time in which no scan runs: it also finds that the job has ended.
+const SCAN_PAUSE_MAX: Duration = Duration::from_secs(10);
+/// How long each saver tries at least before it gives up.
+const GIVE_UP_MIN: Duration = Duration::from_secs(60);
 /// The most that a tracker holds, in bytes.
 const MAX_TRACKER_BYTES: u64 = 4096;
 
@@ -51,7 +59,11 @@ pub async fn save(order: SaveOrder) -> Result<()> {
         skipped: BTreeSet::new(),
         is_partial: false,
         retry: BTreeMap::new(),
+        changes: BTreeMap::new(),
+        unsealed: BTreeMap::new(),
+        survivors: Vec::new(),
         ahead_files: AheadFiles::default(),
+        scan_duration: Duration::ZERO,
     };
     saver.write().await;
     if is_cut { saver.save_survivors().await } else { saver.run().await }
@@ -70,7 +82,7 @@ pub struct Saver {
     /// The requested end before all is saved.
     pub(super) end_request: Option<SaverEnd>,
     /// The states in which units are sealed, and in which they can never be saved.
-    pub(super) sealed: BTreeMap<String, Digest>,
+    pub(super) sealed: BTreeMap<String, SealedState>,
     pub(super) refused: BTreeMap<String, Digest>,
     /// The states in which units that were saved are being deleted.
     pub(super) remainders: BTreeMap<String, Digest>,
@@ -80,7 +92,15 @@ pub struct Saver {
     pub(super) is_partial: bool,
     /// When a failed unit or scan is retried, and its backoff.
     pub(super) retry: BTreeMap<String, (Instant, Backoff)>,
+    /// How many uploads of a unit in a row its job changed meanwhile.
+    pub(super) changes: BTreeMap<String, u32>,
+    /// Since when units are being written that were not sealed since, and whether that was reported.
+    pub(super) unsealed: BTreeMap<String, (Instant, bool)>,
+    /// What was sealed of units that are torn.
+    pub(super) survivors: Vec<SettledUnit>,
     ahead_files: AheadFiles,
+    /// How long a scan takes.
+    scan_duration: Duration,
 }
 
 /// An upload under way. Dropped, it is given up.
@@ -164,27 +184,26 @@ impl Saver {
                 break;
             }
             self.write().await;
+            let pause = (self.scan_duration * SCAN_PAUSE_FACTOR).clamp(SCAN_INTERVAL, SCAN_PAUSE_MAX);
             let outcome = match (&mut upload, &mut ahead) {
                 (None, None) => {
-                    sleep(SCAN_INTERVAL).await;
+                    sleep(pause).await;
                     None
                 }
                 (None, Some(file)) => {
-                    if let Ok(outcome) = timeout(SCAN_INTERVAL, file.outcome()).await {
+                    if let Ok(outcome) = timeout(pause, file.outcome()).await {
                         self.ahead_files.finish(file.path(), outcome, self.now());
                         ahead = None;
                     }
                     None
                 }
-                (Some(upload), _) => timeout(SCAN_INTERVAL, upload.outcome()).await.ok(),
+                (Some(upload), _) => timeout(pause, upload.outcome()).await.ok(),
             };
             if let Some((outcome, upload)) = outcome.and_then(|outcome| Some((outcome, upload.take()?))) {
                 self.finish(&upload.unit, outcome);
             }
         }
-        self.record.report.finished = true;
-        self.write().await;
-        Ok(())
+        self.end().await
     }
 
     /// The time since the beginning.
@@ -195,6 +214,7 @@ impl Saver {
     /// Scans the directory, and reports what is left out of it and what is gone.
     async fn scan(&mut self, under_way: Option<&str>) -> Result<Seals> {
         let (context, has_ended) = (Arc::clone(&self.context), self.ended.is_some());
+        let begin = Instant::now();
         let scan = blocking(move || {
             // Checked before the scan: a scan after the end finds everything.
             let ended = if has_ended { None } else { context.order.job_end() };
@@ -202,9 +222,13 @@ impl Saver {
         });
         let (ended, end_request, found) = scan.await?;
         self.ended = self.ended.or(ended.map(|end| (Instant::now(), end)));
-        self.end_request = end_request;
+        if self.ended.is_some() && self.record.ended.is_none() {
+            self.record.ended = Some(Utc::now());
+        }
+        (self.end_request, self.scan_duration) = (end_request, begin.elapsed());
         let found = found?;
-        self.skip_all(found.skipped);
+        let holds_units = found.seals.values().any(|seal| !seal.files.is_empty());
+        self.skip_all(found.skipped, holds_units);
         self.settling.observe(&found.seals, &found.tracked, self.begin.elapsed());
         let gone = self.forget_deleted(under_way);
         if !gone.is_empty() {
@@ -235,11 +259,13 @@ impl Saver {
     /// Seals what has settled, and returns the newest of what is to be saved.
     async fn seal_settled(&mut self, seals: &Seals, under_way: Option<&str>) -> Option<SettledUnit> {
         let (now, ended) = (self.now(), self.ended.is_some());
-        let end = self.ended.map(|(_, end)| end);
-        let completed = end == Some(JobEnd::Completed);
         let mut newest: Option<SettledUnit> = None;
         for (name, state) in self.settling.units().clone() {
-            let complete = state.is_complete(now, ended, completed);
+            let complete = self.is_complete(&name, &state);
+            let sealed = self.sealed_state(&name, &state);
+            if complete && sealed.is_some_and(|sealed| !sealed.complete) {
+                self.seal_complete(&name).await;
+            }
             let saved = self.record.saved.get(&name).filter(|saved| saved.fingerprint == state.fingerprint);
             let (is_saved, is_up_to_date) =
                 (saved.is_some(), saved.is_some_and(|saved| saved.complete || !complete));
@@ -249,19 +275,29 @@ impl Saver {
             if self.refused.get(&name) == Some(&state.fingerprint) || under_way == Some(&*name) {
                 continue;
             }
-            if !is_saved && self.is_being_deleted(&name, state.fingerprint, seals).await {
-                continue;
+            let (is_sealed, completed) = (sealed.is_some(), self.has_completed());
+            let mut partial = !completed && sealed.is_some_and(|sealed| sealed.partial);
+            if !is_saved && !is_sealed {
+                match self.remainder_of(&name, state.fingerprint, seals).await {
+                    Some(Whole::Saved) => continue,
+                    whole => partial = !completed && whole.is_some(),
+                }
             }
-            let is_sealed = self.sealed.get(&name) == Some(&state.fingerprint);
+            let complete = complete && !partial;
             if !is_saved {
                 let report = self.report(&name);
                 (report.bytes, report.complete) = (state.bytes, complete);
                 report.state = if is_sealed { CheckpointState::Sealed } else { CheckpointState::Writing };
             }
             let Some(seal) = seals.get(&name).filter(|seal| !seal.files.is_empty()) else { continue };
-            if !is_saved && !is_sealed && end == Some(JobEnd::Killed) {
-                self.leave_torn(&name, &state);
+            if !is_saved && !is_sealed && self.is_torn(seal).await {
+                if let Err(error) = self.leave_torn(seal.clone(), &state).await {
+                    self.fail(&name, &error);
+                }
                 continue;
+            }
+            if !is_saved && !is_sealed && !ended {
+                self.watch_unsealed(seal);
             }
             if self.retry.get(&name).is_some_and(|(at, _)| Instant::now() < *at) {
                 continue;
@@ -269,30 +305,15 @@ impl Saver {
             let is_newest = newest.as_ref().is_none_or(|newest| newest.written < state.written);
             let is_next = is_newest && state.is_settled(now, ended);
             if is_next || (!is_saved && !is_sealed && state.is_quiet(now)) {
+                let without_leases = state.is_without_leases();
                 let UnitState { fingerprint, written, .. } = state;
-                let unit = SettledUnit { seal: seal.clone(), fingerprint, complete, written };
+                let seal = seal.clone();
+                let unit = SettledUnit { seal, fingerprint, complete, written, partial, without_leases };
                 let is_ready = is_saved || is_sealed || self.seal(&unit).await;
                 newest = if is_ready && is_next { Some(unit) } else { newest };
             }
         }
         newest
-    }
-
-    /// Whether a unit is what its job has left so far, deleting it, of what was saved: less than that never replaces it.
-    async fn is_being_deleted(&mut self, name: &str, fingerprint: Digest, seals: &Seals) -> bool {
-        if self.remainders.get(name) == Some(&fingerprint) {
-            return true;
-        }
-        let (Some(saved), Some(seal)) = (self.record.saved.get(name).copied(), seals.get(name)) else {
-            return false;
-        };
-        let (volume, seal) = (self.context.order.volume.clone(), seal.clone());
-        let is_remainder =
-            blocking(move || Ok(is_remainder(&volume, &seal, &saved))).await.is_ok_and(|it| it);
-        if is_remainder {
-            self.remainders.insert(name.to_owned(), fingerprint);
-        }
-        is_remainder
     }
 
     /// Seals one unit. False where it was not settled, or could not be sealed.
@@ -305,10 +326,12 @@ impl Saver {
         match Arc::clone(&self.context).seal(unit.clone(), self.ended.is_none()).await {
             Ok(None) => {
                 self.report(&name).state = CheckpointState::Sealed;
-                self.sealed.insert(name, unit.fingerprint);
+                self.unsealed.remove(&name);
+                self.sealed.insert(name, unit.sealed_state());
                 true
             }
             outcome => {
+                self.sealed.remove(&name);
                 let outcome = outcome.map(|busy| busy.unwrap_or(UploadOutcome::Busy));
                 self.finish(unit, outcome);
                 false
@@ -325,18 +348,16 @@ impl Saver {
 
     /// Whether the job has ended and nothing is left to be saved.
     fn is_all_saved(&mut self) -> bool {
-        let Some((_, end)) = self.ended else { return false };
-        let now = self.now();
+        if self.ended.is_none() {
+            return false;
+        }
         let is_refused =
             |(name, state): &(&String, &UnitState)| self.refused.get(*name) == Some(&state.fingerprint);
         let is_saved = |(name, state): &(&String, &UnitState)| {
             let saved = self.record.saved.get(*name);
             let saved = saved.filter(|saved| saved.fingerprint == state.fingerprint);
             let is_remainder = self.remainders.get(*name) == Some(&state.fingerprint);
-            is_remainder
-                || saved.is_some_and(|saved| {
-                    saved.complete || !state.is_complete(now, true, end == JobEnd::Completed)
-                })
+            is_remainder || saved.is_some_and(|saved| saved.complete || !self.is_complete(name, state))
         };
         let units = || self.settling.units().iter();
         let all = units().all(|unit| unit.1.files == 0 || is_saved(&unit) || is_refused(&unit));
@@ -349,9 +370,14 @@ impl Saver {
     pub(super) fn should_give_up(&mut self, is_hopeless: bool) -> bool {
         let Some((at, _)) = self.ended else { return false };
         let is_asked = self.end_request == Some(SaverEnd::Keep);
-        if !is_asked && !is_hopeless && at.elapsed() < self.context.order.give_up {
+        let give_up = self.context.order.give_up;
+        // An earlier saver may have found the end.
+        let since = self.record.ended.and_then(|ended| (Utc::now() - ended).to_std().ok());
+        let is_over = since.is_some_and(|since| since >= give_up && at.elapsed() >= GIVE_UP_MIN);
+        if !is_asked && !is_hopeless && !is_over && at.elapsed() < give_up {
             return false;
         }
+        self.survivors.clear();
         self.record.report.given_up = true;
         self.record.note("saving is given up");
         true

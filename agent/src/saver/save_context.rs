@@ -5,21 +5,27 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use bdnfs::checkpoint::marker::is_whole_marker;
 use bdnfs::checkpoint::{CheckpointId, SavedCheckpoint};
 use bdnfs::digest::{Digest, hex};
-use bdnfs::error::{Kind, Result};
+use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::Mirror;
-use bdnfs::mirroring::{MirrorProgress, MirrorSource, mirror_ahead, mirror_source};
+use bdnfs::mirroring::{MirrorPhase, MirrorProgress, MirrorSource, mirror_ahead, mirror_source};
 use bdnfs::task::blocking;
-use bdnfs::volume::{Seal, SealOutcome, SealedOrigin, SealedUnit, VolumeDirectory, seal_file_name};
+use bdnfs::volume::{
+    EncodedPath, Seal, SealOutcome, SealedOrigin, SealedUnit, VolumeDirectory, seal_file_name,
+};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
 use super::SaveOrder;
-use super::record::{self, SEALS_DIRECTORY, SavedState};
+use super::record::{self, SEALS_DIRECTORY, SavedState, SealedState};
 use crate::mirror::{self, MIRROR_CONFIG};
+
+/// The most that a marker holds, in bytes: the Trainer's has a line for each step that it logged.
+const MARKER_MAX_BYTES: u64 = 64 << 20;
 
 /// The parts that every upload of a saver needs.
 #[derive(Debug)]
@@ -44,6 +50,12 @@ pub struct SettledUnit {
     pub complete: bool,
     /// When one of its files was last written: seconds and nanoseconds since 1970.
     pub written: (i64, u32),
+    /// Whether it is what its job has left, deleting it, of a state that was never saved.
+    #[serde(default)]
+    pub partial: bool,
+    /// Whether only time tells that it has no writer.
+    #[serde(default)]
+    pub without_leases: bool,
 }
 
 /// The outcome of an upload.
@@ -55,12 +67,20 @@ pub enum UploadOutcome {
     Busy,
     /// The file system can't tell whether it has a writer.
     WritersUnknown,
+    /// The unit can't be saved as it is.
+    Refused(Error),
 }
 
 impl SettledUnit {
     /// The name of the unit.
     pub fn name(&self) -> &str {
         &self.seal.unit
+    }
+
+    /// The state in which it is sealed.
+    pub fn sealed_state(&self) -> SealedState {
+        let Self { fingerprint, complete, partial, .. } = *self;
+        SealedState { fingerprint, complete, partial }
     }
 }
 
@@ -100,16 +120,38 @@ impl SaveContext {
         unit: &SettledUnit,
         has_ended: impl FnOnce() -> bool,
     ) -> Result<std::result::Result<Arc<SealedUnit>, UploadOutcome>> {
-        let sealed = match unit.seal.clone().apply(&self.directory)? {
+        let sealed = match unit.seal.clone().apply(&self.directory, unit.without_leases)? {
             SealOutcome::Sealed(_) if has_ended() => return Ok(Err(UploadOutcome::Busy)),
             SealOutcome::Sealed(sealed) => sealed,
             SealOutcome::Busy => return Ok(Err(UploadOutcome::Busy)),
             SealOutcome::WritersUnknown => return Ok(Err(UploadOutcome::WritersUnknown)),
         };
+        self.write_seal(unit)?;
+        Ok(Ok(Arc::new(sealed)))
+    }
+
+    fn write_seal(&self, unit: &SettledUnit) -> Result<()> {
         let seals = self.seals();
         let _ = std::fs::create_dir(&seals);
-        record::write(&seals, &seal_file_name(unit.name()), unit)?;
-        Ok(Ok(Arc::new(sealed)))
+        record::write(&seals, &seal_file_name(unit.name()), unit)
+    }
+
+    /// Writes down that a unit is complete in the state in which it is sealed. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`], [`Kind::NoSpace`].
+    pub fn seal_complete(&self, unit: &str) -> Result<()> {
+        self.last_seal(unit).map_or(Ok(()), |unit| self.write_seal(&SettledUnit { complete: true, ..unit }))
+    }
+
+    /// Whether the last thing that was written to a unit is a marker, which is there whole. Touches the local disk.
+    pub fn is_last_written_marker(&self, seal: &Seal) -> bool {
+        let mut markers = seal.last_markers().peekable();
+        let is_whole = |EncodedPath(path): &EncodedPath| {
+            let content = self.directory.read_small(path, MARKER_MAX_BYTES).ok().flatten();
+            content.is_some_and(|content| is_whole_marker(path, &content))
+        };
+        markers.peek().is_some() && markers.all(is_whole)
     }
 
     /// The directory of the seals.
@@ -123,11 +165,11 @@ impl SaveContext {
     }
 
     /// The states in which units are sealed, by their names. Touches the local disk.
-    pub fn sealed(&self) -> BTreeMap<String, Digest> {
+    pub fn sealed(&self) -> BTreeMap<String, SealedState> {
         let entries = std::fs::read_dir(self.seals()).into_iter().flatten().flatten();
         let read = entries.filter_map(|entry| std::fs::read(entry.path()).ok());
         let units = read.filter_map(|text| serde_json::from_slice::<SettledUnit>(&text).ok());
-        units.map(|unit| (unit.seal.unit, unit.fingerprint)).collect()
+        units.map(|unit| (unit.name().to_owned(), unit.sealed_state())).collect()
     }
 
     /// Removes the seals of units that are gone. Touches the local disk.
@@ -144,8 +186,13 @@ impl SaveContext {
     /// Those of the mirror, and of reading.
     pub async fn upload_ahead(self: Arc<Self>, part: Seal) -> Result<bool> {
         let (id, context) = (self.id(&part.unit)?, Arc::clone(&self));
-        let SealOutcome::Sealed(sealed) = blocking(move || part.apply(&context.directory)).await? else {
-            return Ok(false);
+        let sealed = match blocking(move || part.apply(&context.directory, false)).await? {
+            SealOutcome::Sealed(sealed) => sealed,
+            SealOutcome::Busy => return Ok(false),
+            SealOutcome::WritersUnknown => {
+                let text = "the file system can't tell whether the file has a writer";
+                return Err(Error::new(Kind::Unsupported, text));
+            }
         };
         let origin = SealedOrigin::new(id.to_string(), Arc::new(sealed), self.order.upload_rate);
         let source = MirrorSource::checkpoint(&id, Arc::new(origin));
@@ -171,10 +218,15 @@ impl SaveContext {
             Err(outcome) => return Ok(outcome),
         };
         let (begin, mirror) = (Instant::now(), self.mirror().await?);
+        mirror.init().await?;
         let origin = SealedOrigin::new(id.to_string(), sealed, self.order.upload_rate);
         let source = MirrorSource::checkpoint(&id, Arc::new(origin));
         let published = match mirror_source(mirror, &source, MIRROR_CONFIG, &progress).await {
             Err(error) if error.kind() == Kind::Changed => return Ok(UploadOutcome::Busy),
+            // Names that can't be in a manifest. All else that is invalid may be so for now: the mirror, or its credentials.
+            Err(error) if error.kind() == Kind::Invalid && progress.state() == MirrorPhase::Listing => {
+                return Ok(UploadOutcome::Refused(error));
+            }
             published => published?,
         };
         // A damaged entry is written anew.
@@ -212,10 +264,15 @@ fn last_seal(volume: &Path, unit: &str) -> Option<SettledUnit> {
     serde_json::from_slice(&text).ok()
 }
 
+/// The state in which a unit was last sealed, if it is what its job has left of that so far, deleting it. Touches the local disk.
+pub fn whole_of_remainder(volume: &Path, seal: &Seal) -> Option<Digest> {
+    let last = last_seal(volume, &seal.unit)?;
+    seal.is_remainder_of(&last.seal).then_some(last.fingerprint)
+}
+
 /// Whether a unit is what its job has left so far, deleting it, of what was `saved` of it. Touches the local disk.
 pub fn is_remainder(volume: &Path, seal: &Seal, saved: &SavedState) -> bool {
-    let last = last_seal(volume, &seal.unit).filter(|last| last.fingerprint == saved.fingerprint);
-    last.is_some_and(|last| seal.is_remainder_of(&last.seal))
+    whole_of_remainder(volume, seal) == Some(saved.fingerprint)
 }
 
 fn time((seconds, nanoseconds): (i64, u32)) -> DateTime<Utc> {

@@ -1,14 +1,13 @@
-//! Saving after a power cut: files that are still as they were sealed are saved; all others are listed and kept.
+//! Saving after a power cut or a killed job: files that are still as they were sealed are saved; all others are listed and kept.
 
 use std::sync::Arc;
 
 use bdnfs::error::Result;
 use bdnfs::task::blocking;
-use bdnfs::volume::{Scan, Seal};
+use bdnfs::volume::{Scan, Seal, UnitState};
 use tokio::time::{Instant, sleep_until};
 
 use super::JobEnd;
-use super::outcomes::is_permanent;
 use super::record::{SaverEnd, requested_end};
 use super::round::Saver;
 use super::save_context::{SettledUnit, UploadOutcome};
@@ -21,8 +20,16 @@ impl Saver {
     /// Saves the files that a power cut has left as they were sealed. All others are listed and kept.
     pub(super) async fn save_survivors(mut self) -> Result<()> {
         self.ended = Some((Instant::now(), JobEnd::Killed));
-        let mut waiting = self.find_survivors().await?;
-        while let Some(unit) = waiting.pop() {
+        // The node may have been off for long.
+        self.record.ended = None;
+        self.survivors = self.find_survivors().await?;
+        self.end().await
+    }
+
+    /// Saves the units that are left of torn ones, and ends.
+    pub(super) async fn end(mut self) -> Result<()> {
+        self.survivors.sort_by_key(|unit| unit.written);
+        while let Some(unit) = self.survivors.pop() {
             let volume = self.context.order.volume.clone();
             self.end_request = blocking(move || Ok(requested_end(&volume))).await?;
             if self.end_request == Some(SaverEnd::Discard) || self.should_give_up(false) {
@@ -34,9 +41,9 @@ impl Saver {
             let outcome = self.begin(unit.clone()).outcome().await;
             match &outcome {
                 Ok(UploadOutcome::Saved(..)) => {}
-                // The others first: what fails for good must not keep them waiting.
-                Err(error) if !is_permanent(error) => waiting.insert(0, unit.clone()),
-                _ => self.record.report.given_up = true,
+                // The others first: what fails for long must not keep them waiting.
+                Err(_) => self.survivors.insert(0, unit.clone()),
+                Ok(_) => self.record.report.given_up = true,
             }
             self.finish(&unit, outcome);
             self.write().await;
@@ -46,7 +53,7 @@ impl Saver {
         Ok(())
     }
 
-    /// The units that a power cut left as they were sealed, the newest last.
+    /// The units that a power cut left as they were sealed.
     async fn find_survivors(&mut self) -> Result<Vec<SettledUnit>> {
         let context = Arc::clone(&self.context);
         let find = blocking(move || {
@@ -55,45 +62,13 @@ impl Saver {
             Ok((seals, skipped, last))
         });
         let (seals, skipped, last) = find.await?;
-        self.skip_all(skipped);
+        let holds_units = seals.values().any(|seal| !seal.files.is_empty());
+        self.skip_all(skipped, holds_units);
         self.record.report.given_up |= self.is_partial;
         self.settling.observe(&seals, &[], self.now());
         let mut found = Vec::new();
-        for ((name, found_now), sealed) in seals.into_iter().zip(last) {
-            let nothing = Seal { unit: name.clone(), ..Seal::default() };
-            let seal = sealed.as_ref().map_or(&nothing, |unit| &unit.seal);
-            let (survivors, torn) = seal.survivors(found_now);
-            let is_whole = torn.is_empty() && survivors.files.len() == seal.files.len();
-            if !torn.is_empty() {
-                let paths =
-                    torn.iter().take(MAX_LISTED_TORN_FILES).map(|path| path.escape_ascii().to_string());
-                let paths: Vec<_> = paths.collect();
-                self.report(&name).state = CheckpointState::Torn;
-                self.record.report.torn += torn.len() as u64;
-                self.record.note(format!(
-                    "{name} is torn by a power cut, kept in {} and not saved: {}",
-                    self.context.order.directory.display(),
-                    paths.join(", ")
-                ));
-            }
-            // A unit that was saved as it was sealed is in the mirror already.
-            let is_saved = |unit: &SettledUnit| {
-                self.record.saved.get(&name).is_some_and(|saved| saved.fingerprint == unit.fingerprint)
-            };
-            let sealed = sealed.filter(|unit| !survivors.files.is_empty() && !is_saved(unit));
-            // A part never replaces what was saved whole.
-            if sealed.is_some() && !is_whole && self.record.saved.contains_key(&name) {
-                self.record.report.given_up = true;
-                self.record.note(format!(
-                    "a power cut has left only a part of {name}: it is kept in {}, and what was saved before stays",
-                    self.context.order.directory.display(),
-                ));
-                continue;
-            }
-            found.extend(sealed.map(|unit| {
-                let complete = unit.complete && is_whole;
-                SettledUnit { seal: survivors, complete, ..unit }
-            }));
+        for (found_now, sealed) in seals.into_values().zip(last) {
+            found.extend(self.survivor(found_now, sealed, "is torn by a power cut,"));
         }
         // Of what was neither sealed nor is torn, the cut has left nothing.
         self.record.report.checkpoints.retain_mut(|one| {
@@ -103,7 +78,58 @@ impl Saver {
             one.state = CheckpointState::Saved;
             one.generation > 0
         });
-        found.sort_by_key(|unit| unit.written);
         Ok(found)
+    }
+
+    /// Leaves a unit where it is that was being written when the job was killed, but for what was sealed of it.
+    pub(super) async fn leave_torn(&mut self, seal: Seal, state: &UnitState) -> Result<()> {
+        let (context, name) = (Arc::clone(&self.context), seal.unit.clone());
+        let unit = name.clone();
+        let last = blocking(move || Ok(context.last_seal(&unit))).await?;
+        self.refused.insert(name.clone(), state.fingerprint);
+        let survivor = self.survivor(seal, last, "was being written when the job was killed: it is");
+        let report = self.report(&name);
+        if survivor.is_none() && report.state == CheckpointState::Writing {
+            // No file of it is torn, and all are saved.
+            report.state = CheckpointState::Saved;
+        }
+        self.survivors.extend(survivor);
+        Ok(())
+    }
+
+    /// What is left to be saved of the unit `found`, when nothing writes to it any more: the files that are as they were `sealed`, unless
+    /// they are saved. The others are listed, and `why`.
+    fn survivor(&mut self, found: Seal, sealed: Option<SettledUnit>, why: &str) -> Option<SettledUnit> {
+        let name = found.unit.clone();
+        let nothing = Seal { unit: name.clone(), ..Seal::default() };
+        let seal = sealed.as_ref().map_or(&nothing, |unit| &unit.seal);
+        let (survivors, torn) = seal.survivors(found);
+        let has_all_sealed = survivors.files.len() == seal.files.len();
+        if !torn.is_empty() {
+            let paths = torn.iter().take(MAX_LISTED_TORN_FILES).map(|path| path.escape_ascii().to_string());
+            let paths: Vec<_> = paths.collect();
+            self.report(&name).state = CheckpointState::Torn;
+            self.record.report.torn += torn.len() as u64;
+            self.record.note(format!(
+                "{name} {why} kept in {} and not saved: {}",
+                self.context.order.directory.display(),
+                paths.join(", ")
+            ));
+        }
+        // A unit that was saved as it was sealed is in the mirror already.
+        let saved = self.record.saved.get(&name);
+        let is_saved = |unit: &SettledUnit| saved.is_some_and(|saved| saved.fingerprint == unit.fingerprint);
+        let unit = sealed.as_ref().filter(|unit| !survivors.files.is_empty() && !is_saved(unit))?;
+        // A part never replaces what was saved whole.
+        if !has_all_sealed && saved.is_some() {
+            self.record.report.given_up = true;
+            self.record.note(format!(
+                "only a part of {name} is left as it was sealed: it is kept in {}, and what was saved before stays",
+                self.context.order.directory.display(),
+            ));
+            return None;
+        }
+        let complete = unit.complete && has_all_sealed && torn.is_empty();
+        Some(SettledUnit { seal: survivors, complete, without_leases: true, ..unit.clone() })
     }
 }

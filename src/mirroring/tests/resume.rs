@@ -93,6 +93,22 @@ async fn resumed_publish_reads_only_the_rest_of_a_large_file() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn resumed_publish_of_a_large_file_is_found_again_under_another_name() {
+    // More than fits into memory, as only such files have drafts that are resumed.
+    let mirror = mirror(Arc::new(InMemory::new()));
+    let content = noise(57 * MIB + 9, 7);
+    let publish_as = async |name: &str, path: &[u8], limit| {
+        let held = TruncatedOrigin::new(&origin(&FileTree::from([(path.to_vec(), content.clone())])), limit);
+        let source = MirrorSource { hash_first: true, ..source_of(name, held) };
+        mirror_source(&mirror, &source, CONFIG, &MirrorProgress::default()).await
+    };
+    publish_as("one", b"large", 48 * MIB).await.expect_err("it broke off");
+    publish_as("one", b"large", u64::MAX).await.expect("resumed");
+    let again = publish_as("two", b"other", u64::MAX).await.expect("published");
+    assert_eq!(again.written, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn collect_of_abandoned_draft_deletes_its_upload() {
     let directory = tempfile::tempdir().expect("directory");
     let mirror = directory_mirror(directory.path());

@@ -24,4 +24,5 @@ mod saved_caches;
 mod saving;
 mod stop;
 mod truss_push;
+mod unsaved_checkpoints;
 mod volumes;

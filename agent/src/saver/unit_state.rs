@@ -1,0 +1,104 @@
+//! What a saver knows of a unit beyond the last scan: how it was sealed, whether it was ever complete, and what it is the remainder of.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bdnfs::digest::Digest;
+use bdnfs::task::blocking;
+use bdnfs::volume::{Seal, Seals, UnitState};
+use tokio::time::Instant;
+
+use super::JobEnd;
+use super::record::SealedState;
+use super::round::Saver;
+use super::save_context::whole_of_remainder;
+
+/// How long a unit may be written to without being sealed before that is reported.
+const UNSEALED_REPORT_DELAY: Duration = Duration::from_secs(60);
+
+/// What a unit is the remainder of.
+pub enum Whole {
+    /// The state that is saved.
+    Saved,
+    /// A state that was sealed and never saved.
+    Unsaved,
+}
+
+impl Saver {
+    /// How a unit is sealed as it is.
+    pub(super) fn sealed_state(&self, name: &str, state: &UnitState) -> Option<SealedState> {
+        self.sealed.get(name).filter(|sealed| sealed.fingerprint == state.fingerprint).copied()
+    }
+
+    /// Whether the job has finished a unit, as far as can be told, or could be since it is as it is.
+    pub(super) fn is_complete(&self, name: &str, state: &UnitState) -> bool {
+        let completed = self.has_completed();
+        let is_complete = || state.is_complete(self.now(), self.ended.is_some(), completed);
+        match self.sealed_state(name, state) {
+            Some(sealed) if sealed.partial => completed,
+            Some(sealed) => sealed.complete || is_complete(),
+            None => is_complete(),
+        }
+    }
+
+    /// Whether the job has ended well: what it has left of a unit is what was to be left.
+    pub(super) fn has_completed(&self) -> bool {
+        self.ended.is_some_and(|(_, end)| end == JobEnd::Completed)
+    }
+
+    /// Writes down that a sealed unit is complete: a later saver, or one that goes on when the job has ended, can't tell.
+    pub(super) async fn seal_complete(&mut self, name: &str) {
+        let (context, unit) = (Arc::clone(&self.context), name.to_owned());
+        let sealed = blocking(move || context.seal_complete(&unit)).await;
+        match (sealed, self.sealed.get_mut(name)) {
+            (Ok(()), Some(sealed)) => sealed.complete = true,
+            (Err(error), _) => tracing::warn!("{error}"),
+            (Ok(()), None) => {}
+        }
+    }
+
+    /// Whether a unit that is not sealed may be torn, as its job was killed: the last that was written to it is no whole marker.
+    pub(super) async fn is_torn(&self, seal: &Seal) -> bool {
+        if self.ended.is_none_or(|(_, end)| end != JobEnd::Killed) {
+            return false;
+        }
+        let (context, seal) = (Arc::clone(&self.context), seal.clone());
+        !blocking(move || Ok(context.is_last_written_marker(&seal))).await.is_ok_and(|it| it)
+    }
+
+    /// Of what a unit is what its job has left so far, deleting it; `None` where it is no such thing. Less than what is saved never
+    /// replaces that; of what is not, it is saved, and is not complete.
+    pub(super) async fn remainder_of(
+        &mut self,
+        name: &str,
+        fingerprint: Digest,
+        seals: &Seals,
+    ) -> Option<Whole> {
+        if self.remainders.get(name) == Some(&fingerprint) {
+            return Some(Whole::Saved);
+        }
+        let (seal, volume) = (seals.get(name)?.clone(), self.context.order.volume.clone());
+        let whole = blocking(move || Ok(whole_of_remainder(&volume, &seal))).await.ok()??;
+        if self.record.saved.get(name).is_none_or(|saved| saved.fingerprint != whole) {
+            return Some(Whole::Unsaved);
+        }
+        self.remainders.insert(name.to_owned(), fingerprint);
+        Some(Whole::Saved)
+    }
+
+    /// Reports, once, a unit that could not be sealed for long: it is always being written, as a log is.
+    pub(super) fn watch_unsealed(&mut self, seal: &Seal) {
+        let (since, is_reported) =
+            self.unsealed.entry(seal.unit.clone()).or_insert_with(|| (Instant::now(), false));
+        if *is_reported || since.elapsed() < UNSEALED_REPORT_DELAY {
+            return;
+        }
+        *is_reported = true;
+        let last = seal.files.iter().max_by_key(|(_, file)| file.mtime);
+        let last = last.map(|(path, _)| path.0.escape_ascii().to_string()).unwrap_or_default();
+        self.record.note(format!(
+            "{} is not saved so far: for a minute there was always a writer, the last change was to {last}",
+            seal.unit
+        ));
+    }
+}

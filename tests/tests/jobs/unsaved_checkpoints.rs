@@ -1,0 +1,182 @@
+//! Checkpoints that nearly were not saved, or not as what they are: killed jobs, temporary names, logs, mirrors with faults.
+
+use std::fs;
+use std::path::Path;
+
+use bdnfs_tests::process::{eventually, kill_and_wait};
+use serde_json::Value;
+
+use super::kit::{events, text};
+use super::saving::{Files, SavingMachine, checkpoints, file, mirror, saved};
+
+/// A command that waits until there is a file `name` in the directory `flags`.
+fn wait_for(flags: &Path, name: &str) -> String {
+    format!("while [ ! -e {}/{name} ]; do sleep 0.1; done", text(flags))
+}
+
+/// Waits until the checkpoint `name` of the job is sealed; where it says so, complete.
+fn await_sealed(saving: &SavingMachine, number: &str, name: &str, complete: bool) {
+    eventually("it is sealed", || {
+        let wanted = (name.to_owned(), "sealed".to_owned(), complete, 0);
+        checkpoints(&saving.status(number)).contains(&wanted)
+    });
+}
+
+fn has_event(status: &Value, begin: &str) -> bool {
+    events(status).iter().any(|event| event.starts_with(begin))
+}
+
+#[test]
+fn files_that_were_sealed_before_the_job_was_killed_are_saved() {
+    let saving = SavingMachine::new();
+    let flags = saving.machine.directory("flags");
+    let command = format!(
+        "cd $BT_CHECKPOINT_DIR && echo one > m1.pt && echo two > m2.pt && {} && echo half > m3.pt && kill -KILL $$",
+        wait_for(&flags, "go")
+    );
+    let number = saving.submit("loose", &command);
+    saving.take_mirror_away();
+    await_sealed(&saving, &number, ".", false);
+    fs::write(flags.join("go"), "").unwrap();
+    eventually("it is torn", || has_event(&saving.status(&number), ". was being written when the job"));
+    saving.bring_mirror_back();
+    let status = saving.ended(&number);
+    assert_eq!(status["state"], "TRAINING_JOB_FAILED", "{status}");
+    let sealed = Files::from([file("m1.pt", "one\n"), file("m2.pt", "two\n")]);
+    assert_eq!(saving.files("bt://p@loose/."), Some(sealed), "{status}");
+    assert!(saving.volume("loose").join("checkpoints/m3.pt").exists(), "what may be torn is kept");
+    saving.verify();
+}
+
+#[test]
+fn checkpoint_that_a_handler_of_sigterm_finished_is_saved() {
+    let saving = SavingMachine::new();
+    let command = "cd $BT_CHECKPOINT_DIR && mkdir last torn half && echo whole > last/model && sleep 0.1
+        printf '{\\n  \"loss\": NaN\\n}\\n' > last/trainer_state.json
+        echo model > half/model && sleep 0.1 && printf '{\\n' > half/trainer_state.json
+        echo model > torn/.metadata && sleep 0.1 && echo later > torn/model; exit 143";
+    let number = saving.submit("handler", command);
+    let status = saving.ended(&number);
+    let found = checkpoints(&status);
+    assert!(found.contains(&saved("last", true, 1)), "{status}");
+    for name in ["half", "torn"] {
+        assert!(found.iter().any(|one| one.0 == name && one.1 == "torn"), "{status}");
+        assert_eq!(saving.files(&format!("bt://p@handler/{name}")), None);
+    }
+}
+
+#[test]
+fn mirror_that_is_refused_for_now_is_no_fault_of_the_checkpoint() {
+    let saving = SavingMachine::new();
+    let flags = saving.machine.directory("flags");
+    let command = format!(
+        "cd $BT_CHECKPOINT_DIR && mkdir a && echo a > a/model && touch a/.metadata && {}",
+        wait_for(&flags, "go")
+    );
+    let format = mirror(&saving.machine).join("format.json");
+    fs::create_dir_all(mirror(&saving.machine)).unwrap();
+    fs::write(&format, "{\"format\":\"bdnfs mirror\",\"version\":99}\n").unwrap();
+    let number = saving.submit("refused", &command);
+    eventually("it fails twice", || saving.status(&number)["saving"]["failures"].as_u64() > Some(1));
+    fs::remove_file(&format).unwrap();
+    fs::write(flags.join("go"), "").unwrap();
+    let status = saving.ended(&number);
+    assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
+    assert_eq!(checkpoints(&status), [saved("a", true, 1)], "{status}");
+}
+
+#[test]
+fn checkpoint_that_was_complete_is_so_for_the_next_saver_and_after_a_failure() {
+    let saving = SavingMachine::new();
+    let flags = saving.machine.directory("flags");
+    let command = format!(
+        "cd $BT_CHECKPOINT_DIR && mkdir a && echo a > a/model && {} && mkdir b && echo b > b/model && {} && rm -r b && {}; exit 3",
+        wait_for(&flags, "next"),
+        wait_for(&flags, "remove"),
+        wait_for(&flags, "go")
+    );
+    let number = saving.submit("latched", &command);
+    saving.take_mirror_away();
+    await_sealed(&saving, &number, "a", false);
+    fs::write(flags.join("next"), "").unwrap();
+    await_sealed(&saving, &number, "a", true);
+    fs::write(flags.join("remove"), "").unwrap();
+    eventually("b is gone", || {
+        checkpoints(&saving.status(&number)).iter().all(|one| one.0 != "b" || one.1 == "skipped")
+    });
+    kill_and_wait(&saving.machine.savers());
+    eventually("there is another one", || !saving.machine.savers().is_empty());
+    fs::write(flags.join("go"), "").unwrap();
+    eventually("it has failed", || saving.status(&number)["saving"]["failures"].as_u64() > Some(0));
+    saving.bring_mirror_back();
+    let status = saving.ended(&number);
+    assert!(checkpoints(&status).contains(&saved("a", true, 1)), "{status}");
+}
+
+#[test]
+fn checkpoint_that_is_deleted_in_part_before_it_is_saved_is_not_complete() {
+    let saving = SavingMachine::new();
+    let flags = saving.machine.directory("flags");
+    let command = format!(
+        "cd $BT_CHECKPOINT_DIR && mkdir a && echo a > a/model && echo b > a/optimizer && touch a/.metadata && {} && rm a/optimizer; exit 3",
+        wait_for(&flags, "go")
+    );
+    let number = saving.submit("half", &command);
+    saving.take_mirror_away();
+    await_sealed(&saving, &number, "a", true);
+    fs::write(flags.join("go"), "").unwrap();
+    eventually("the rest is sealed", || {
+        checkpoints(&saving.status(&number)) == [("a".to_owned(), "sealed".to_owned(), false, 0)]
+    });
+    saving.bring_mirror_back();
+    let status = saving.ended(&number);
+    assert_eq!(checkpoints(&status), [saved("a", false, 1)], "{status}");
+}
+
+#[test]
+fn job_that_writes_only_temporary_names_fails_and_keeps_them() {
+    let saving = SavingMachine::new();
+    let number =
+        saving.submit("hidden", "cd $BT_CHECKPOINT_DIR && mkdir -p .out empty && echo a > .out/model");
+    let status = saving.ended(&number);
+    assert_eq!(status["state"], "TRAINING_JOB_FAILED", "{status}");
+    assert!(has_event(&status, "/mnt/ckpts/.out is not saved: it has a temporary name"), "{status}");
+    assert!(saving.volume("hidden").join("checkpoints/.out/model").exists());
+}
+
+#[test]
+fn checkpoint_that_is_always_written_is_reported_after_a_minute() {
+    let saving = SavingMachine::new();
+    let flags = saving.machine.directory("flags");
+    let command = format!(
+        "cd $BT_CHECKPOINT_DIR && mkdir a && echo model > a/model && exec 3>a/log && {}",
+        wait_for(&flags, "go")
+    );
+    let number = saving.submit("log", &command);
+    eventually("it is reported", || {
+        has_event(&saving.status(&number), "a is not saved so far: for a minute")
+    });
+    eventually("it waits", || saving.status(&number)["saving"]["backlog"].as_u64() == Some(6));
+    fs::write(flags.join("go"), "").unwrap();
+    let status = saving.ended(&number);
+    assert_eq!(checkpoints(&status), [saved("a", true, 1)], "{status}");
+}
+
+#[test]
+fn saved_checkpoint_of_which_a_newer_state_is_deleted_stays_saved() {
+    let saving = SavingMachine::new();
+    let flags = saving.machine.directory("flags");
+    let command = format!(
+        "cd $BT_CHECKPOINT_DIR && mkdir a && echo one > a/model && touch a/.metadata && {} && exec 3>a/log && echo two > a/model && {} && rm -r a",
+        wait_for(&flags, "go"),
+        wait_for(&flags, "remove")
+    );
+    let number = saving.submit("newer", &command);
+    saving.await_event(&number, "saved a (generation 1");
+    fs::write(flags.join("go"), "").unwrap();
+    eventually("it is written", || checkpoints(&saving.status(&number)).iter().any(|one| one.1 == "writing"));
+    fs::write(flags.join("remove"), "").unwrap();
+    let status = saving.ended(&number);
+    assert!(has_event(&status, "a was changed and deleted by the job; generation 1 stays saved"), "{status}");
+    assert_eq!(checkpoints(&status).iter().map(|one| &*one.1).collect::<Vec<_>>(), ["saved"], "{status}");
+}
