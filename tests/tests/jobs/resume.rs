@@ -157,7 +157,7 @@ fn job_loads_named_checkpoints_of_other_jobs_and_projects_side_by_side() {
     );
     refused(
         "{ typ = \"loops_checkpoint\", run_id = \"r\", checkpoint_name = \"c\", target = \"trainer\" }",
-        &["asks for a loops_checkpoint"],
+        &["no loops_checkpoint can be loaded"],
     );
 }
 
