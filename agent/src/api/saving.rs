@@ -62,6 +62,11 @@ impl SaveReport {
     pub fn has_unsaved(&self) -> bool {
         !self.finished || self.given_up || self.torn > 0
     }
+
+    /// How many minutes the backlog takes at the rate of the last generation; `None` before there is one.
+    pub fn minutes_left(&self) -> Option<f64> {
+        self.rate.filter(|rate| *rate > 0.0).map(|rate| self.backlog as f64 / rate / 60.0)
+    }
 }
 
 /// The state of one checkpoint.

@@ -239,7 +239,8 @@ fn mirror_that_is_away_delays_the_end_and_loses_nothing() {
     saving.await_event(&number, "a was deleted by the job before it was saved");
     let status = saving.status(&number);
     assert_eq!(status["state"], "TRAINING_JOB_RUNNING", "{status}");
-    assert!(job(&saving.machine, &["ls"]).succeeds().contains("TRAINING_JOB_RUNNING (saving)"));
+    let listed = job(&saving.machine, &["ls"]).succeeds();
+    assert!(listed.contains("TRAINING_JOB_RUNNING (saving)") && listed.contains("TO SAVE"), "{listed}");
     saving.bring_mirror_back();
     let status = saving.ended(&number);
     assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
