@@ -140,7 +140,7 @@ impl Scrape {
         let text = "When a checkpoint of a job was last saved, or its commands began, since 1970.";
         let last = |one: &SavingScrape| one.report.last.map_or(one.began, |last| last.timestamp() as f64);
         page.gauge("bdnfs_checkpoint_last_save", text, seconds(), each(all, last))?;
-        let text = "The time between the last two checkpoints of a job that were saved; 0 before.";
+        let text = "The time between the newest two complete checkpoints of a job that were saved; 0 before.";
         page.gauge(
             "bdnfs_checkpoint_save_interval",
             text,

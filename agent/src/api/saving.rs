@@ -36,7 +36,7 @@ pub struct SaveReport {
     /// Bytes a second of the last generation that was saved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
-    /// Seconds between the last two that were saved.
+    /// Seconds between the newest two complete ones that were saved, loose files aside.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<f64>,
     /// When one was last saved.
