@@ -161,6 +161,11 @@ impl Volumes {
         }
     }
 
+    /// Whether nothing lies in their directory, as where its disk is not mounted. Touches the local disk.
+    pub fn is_empty(&self) -> bool {
+        fs::read_dir(&self.config.dir).map_or(true, |mut entries| entries.next().is_none())
+    }
+
     /// Removes what a crash has left: scratch directories that are not locked, but for those of the jobs
     /// `needed`, and what is in the trash. The rest is removed in the background. Touches the local disk.
     pub fn remove_leftovers(&self, needed: &HashSet<PathBuf>) {
