@@ -1,6 +1,7 @@
 //! The engine: one cache, one memory budget, and the snapshots that are served through them.
 
 mod mirrored_from_files;
+mod mirrored_snapshot;
 mod reopen;
 
 use std::collections::{BTreeMap, HashMap};
@@ -31,13 +32,12 @@ use crate::manifest::{HubCache, Listing, Manifest};
 use crate::metrics::{EngineMetrics, EngineTotals, SnapshotMetrics};
 use crate::mirror::Mirror;
 use crate::mirror::catalog::Ref;
-use crate::mirror::lease::Purpose;
 use crate::peer::client::Peers;
 use crate::placement::Placement;
 use crate::snapshot::{Contents, Snapshot, SnapshotView};
 use crate::source::Patterns;
 use crate::task::blocking;
-use crate::tier::lazy_origin::{LazyOrigin, OriginOpener};
+use crate::tier::lazy_origin::OriginOpener;
 use crate::tier::reference::ReferenceTier;
 use crate::tier::{Origin, Tier};
 
@@ -266,16 +266,7 @@ impl Engine {
     /// [`Kind::Corrupt`] when the manifest there is damaged or missing, [`Kind::Disk`] for the cache; those of the mirror's
     /// store.
     pub async fn mirrored(&self, mirror: &Mirror, found: &Ref, open: OriginOpener) -> Result<Arc<Snapshot>> {
-        // With read-only credentials there is no lease: the collector's grace period protects the snapshot.
-        let lease = mirror.lease(Purpose::Serve(found.manifest)).await;
-        let lease = lease.inspect_err(|error| tracing::debug!(%error, "no lease on the mirror")).ok();
-        let manifest = Arc::new(self.manifest(mirror, &found.manifest).await?);
-        let origin = LazyOrigin::new(open, manifest.clone());
-        let tiers: Vec<Arc<dyn Tier>> = vec![Arc::new(mirror.clone()), Arc::new(origin)];
-        let ladder = self.ladder(self.placement(found.manifest), tiers);
-        let shared = (self.resources.clone(), self.contents.clone());
-        let snapshot = Snapshot::new(found.manifest, manifest, Default::default(), shared, ladder);
-        Ok(Arc::new(snapshot.with_lease(lease).with_announcements(self.announcements())))
+        self.mirrored_snapshot(mirror, found.manifest, open).await
     }
 
     /// Opens the snapshot `id` of `mirror` for other nodes: what it lacks comes from the mirror, and from peers that have it.

@@ -139,7 +139,7 @@ impl Scrape {
         let text = "Time of the last saved checkpoint of a job, or of the start of its commands, as a Unix timestamp.";
         let last = |one: &SavingScrape| one.report.last.map_or(one.began, |last| last.timestamp() as f64);
         page.gauge("bdnfs_checkpoint_last_save", text, seconds(), each(all, last))?;
-        let text = "Time between the last two saved checkpoints of a job; 0 before there are two.";
+        let text = "Time between the newest two complete checkpoints of a job; 0 before there are two.";
         page.gauge(
             "bdnfs_checkpoint_save_interval",
             text,

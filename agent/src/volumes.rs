@@ -161,6 +161,11 @@ impl Volumes {
         }
     }
 
+    /// Whether nothing lies in their directory, as where its disk is not mounted. Touches the local disk.
+    pub fn is_empty(&self) -> bool {
+        fs::read_dir(&self.config.dir).map_or(true, |mut entries| entries.next().is_none())
+    }
+
     /// Removes what a crash has left: scratch directories that are not locked, but for those of the jobs
     /// `needed`, and what is in the trash. The rest is removed in the background. Touches the local disk.
     pub fn remove_leftovers(&self, needed: &HashSet<PathBuf>) {
@@ -234,6 +239,21 @@ impl JobVolume {
         lock(&self.path, how)
     }
 
+    /// Moves what only the commands of a job needed into the trash at once, and removes it in the background. Call it when they have
+    /// ended; its saver may run. Touches the local disk.
+    pub fn remove_scratch(&self) {
+        self.move_all(&[self.scratch(), self.loaded()]);
+        self.empty_trash();
+    }
+
+    fn move_all(&self, directories: &[PathBuf]) {
+        for directory in directories {
+            if let Err(error) = trash::move_into(directory, &self.trash, &self.id) {
+                tracing::warn!("cannot remove {}: {error}", directory.display());
+            }
+        }
+    }
+
     /// Moves what a job leaves into the trash at once, however much it is, and removes it in the background.
     /// Checkpoints stay unless all `is_saved`, and all of it while somebody holds it. Touches the local disk.
     pub fn retire(&self, is_saved: bool) {
@@ -247,11 +267,7 @@ impl JobVolume {
     pub fn move_to_trash(&self, is_saved: bool) -> Option<File> {
         let lock = self.lock(FlockOperation::NonBlockingLockExclusive).ok()?;
         let all = if is_saved { vec![self.path.clone()] } else { vec![self.scratch(), self.loaded()] };
-        for directory in all {
-            if let Err(error) = trash::move_into(&directory, &self.trash, &self.id) {
-                tracing::warn!("cannot remove {}: {error}", directory.display());
-            }
-        }
+        self.move_all(&all);
         // Directories that are not empty stay.
         let _ = fs::remove_dir(self.checkpoints());
         let _ = fs::remove_dir(&self.path);

@@ -210,7 +210,9 @@ impl VolumeDirectory {
                 return Ok(());
             }
             // Another user's file that was linked here must not be given away.
-            FileType::RegularFile if stat.st_nlink > 1 && stat.st_uid != above.st_uid => {
+            FileType::RegularFile
+                if stat.st_nlink > 1 && stat.st_uid != above.st_uid && !is_shared_root(above, &path) =>
+            {
                 SkipReason::LinkedFile
             }
             FileType::RegularFile => {
@@ -245,6 +247,12 @@ impl VolumeDirectory {
     }
 }
 
+/// Whether `path` lies at the top, and that directory, `above`, is for every user, as that of a container is: its owner is none of them.
+/// It is written through a bind mount, which no hard link crosses, so what is linked there was made there.
+fn is_shared_root(above: &Stat, path: &[u8]) -> bool {
+    above.st_mode & Mode::WOTH.as_raw_mode() != 0 && !path.contains(&b'/')
+}
+
 impl ScannedFile {
     /// A file as the kernel describes it.
     pub(super) fn new(stat: &Stat) -> Self {
@@ -274,7 +282,7 @@ fn mtime(stat: &Stat) -> FileTime {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
 
@@ -332,5 +340,23 @@ mod tests {
         let scan = VolumeDirectory::open(&root).and_then(|root| root.walk()).expect("a walk");
         assert!(scan.files.is_empty() && scan.skipped.len() == 1, "{scan:?}");
         assert!(scan.skipped.values().all(|why| why.has_content()));
+    }
+
+    #[test]
+    fn walk_finds_hard_links_of_other_users_at_the_top_of_a_directory_for_all() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let home = tempfile::tempdir().expect("a directory");
+        fs::create_dir(home.path().join("step")).expect("a directory");
+        fs::write(home.path().join("step/model"), "x").expect("a file");
+        std::os::unix::fs::chown(home.path().join("step/model"), Some(1000), None).expect("given away");
+        std::os::unix::fs::chown(home.path().join("step"), Some(1000), None).expect("given away");
+        fs::hard_link(home.path().join("step/model"), home.path().join("last.ckpt")).expect("a link");
+        for (mode, files) in [(0o755, 1), (0o777, 2)] {
+            fs::set_permissions(home.path(), fs::Permissions::from_mode(mode)).expect("permissions");
+            let scan = VolumeDirectory::open(home.path()).and_then(|root| root.walk()).expect("a walk");
+            assert_eq!((scan.files.len(), scan.skipped.len()), (files, 2 - files), "{scan:?}");
+        }
     }
 }

@@ -10,7 +10,8 @@ use Shape::{Any, Flag, Keys, Label, List, Name, Scalars, Text, TextOr, Texts, Va
 const MACHINE_REASON: &str = "the commands run on this machine as it is";
 const WORKDIR_REASON: &str =
     "the commands run in the working directory of the job, with the files that are there";
-const LOADING_REASON: &str = "asks for a loops_checkpoint, or for a named one without checkpoint_name and job_id; neither can be loaded";
+const LOADING_REASON: &str = "each checkpoint must be a baseten_latest_checkpoint, with job_id and project_name at most, or a \
+                              baseten_named_checkpoint, with checkpoint_name and job_id; no loops_checkpoint can be loaded";
 const KEEP_REASON: &str = "must be at least 1: the latest checkpoint is always kept";
 const CACHE_BASE_REASON: &str = "must be an absolute path without '..'";
 const SERVING_REASON: &str = "they are for the service that builds and serves the model";

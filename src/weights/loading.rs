@@ -7,6 +7,9 @@ use serde_json::Value;
 
 /// The default path of loaded checkpoints in a job.
 const DEFAULT_FOLDER: &str = "/tmp/loaded_checkpoints";
+/// The type of the latest checkpoint, and of one that is named, in truss's words.
+const LATEST_TYPE: &str = "baseten_latest_checkpoint";
+const NAMED_TYPE: &str = "baseten_named_checkpoint";
 
 /// The checkpoints that a job is given.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,17 +45,25 @@ pub(super) fn loading(config: Value) -> Option<CheckpointLoading> {
     is_enabled.then(|| serde_json::from_value(config).unwrap_or_default())
 }
 
-/// Whether a `load_checkpoint_config` asks for checkpoints that can't be loaded.
+/// Whether a `load_checkpoint_config` asks for checkpoints that can't be loaded, or names one by keys that its type has not.
 pub(super) fn cannot_load(config: &Value) -> bool {
-    let is = |item: &Value, typ: &str| item.get("typ").is_some_and(|value| value == typ);
-    let lacks = |item: &Value, key: &str| item.get(key).is_none_or(Value::is_null);
-    let is_refused = |item: &Value| {
-        let half = lacks(item, "checkpoint_name") || lacks(item, "job_id");
-        is(item, "loops_checkpoint") || (is(item, "baseten_named_checkpoint") && half)
-    };
     let items = config.get("checkpoints").and_then(Value::as_array);
     config.get("enabled") == Some(&Value::Bool(true))
-        && items.is_some_and(|items| items.iter().any(is_refused))
+        && items.is_some_and(|items| items.iter().any(|item| !is_loadable(item)))
+}
+
+/// Whether an item of `checkpoints` is the latest or a named checkpoint, with the keys of that and no others, as truss has it. One
+/// without a type is what its keys make it.
+fn is_loadable(item: &Value) -> bool {
+    let is = |typ: &str| item.get("typ").is_none_or(|value| value == typ);
+    let has = |key: &str| item.get(key).is_some_and(|value| !value.is_null());
+    let lacks = |keys: &[&str]| keys.iter().all(|key| item.get(key).is_none());
+    let is_latest = is(LATEST_TYPE) && lacks(&["checkpoint_name", "run_id", "target"]);
+    let is_named = is(NAMED_TYPE)
+        && has("checkpoint_name")
+        && has("job_id")
+        && lacks(&["project_name", "run_id", "target"]);
+    is_latest || is_named
 }
 
 #[cfg(test)]
@@ -83,13 +94,25 @@ mod tests {
     }
 
     #[test]
-    fn load_checkpoint_config_with_loops_or_incomplete_reference_is_refused() {
-        let loops =
-            json!({"typ": "loops_checkpoint", "run_id": "r", "checkpoint_name": "c", "target": "trainer"});
-        let half = json!({"typ": "baseten_named_checkpoint", "checkpoint_name": "c"});
-        for item in [&loops, &half] {
+    fn load_checkpoint_config_with_keys_of_another_type_is_refused() {
+        for item in [
+            json!({"typ": "loops_checkpoint", "run_id": "r", "checkpoint_name": "c", "target": "trainer"}),
+            json!({"run_id": "r", "checkpoint_name": "c"}),
+            json!({"typ": "baseten_named_checkpoint", "checkpoint_name": "c"}),
+            json!({"typ": "baseten_named_checkpoint", "checkpoint_name": "c", "job_id": null}),
+            json!({"typ": "baseten_named_checkpoint", "checkpoint_name": "c", "job_id": "j", "project_name": "p"}),
+            json!({"typ": "baseten_latest_checkpoint", "checkpoint_name": "c"}),
+            json!({"typ": "baseten_latest_checkpoint", "job_id": "j", "run_id": "r"}),
+        ] {
             assert!(cannot_load(&json!({"enabled": true, "checkpoints": [item]})), "{item}");
             assert!(!cannot_load(&json!({"enabled": false, "checkpoints": [item]})), "{item}");
+        }
+        for item in [
+            json!({}),
+            json!({"typ": "baseten_latest_checkpoint", "job_id": "j", "project_name": "p"}),
+            json!({"checkpoint_name": "c", "job_id": "j"}),
+        ] {
+            assert!(!cannot_load(&json!({"enabled": true, "checkpoints": [item]})), "{item}");
         }
         assert!(!cannot_load(&json!({"enabled": true})));
     }

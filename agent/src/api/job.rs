@@ -65,6 +65,12 @@ pub struct JobRequest {
     /// The mount points of those of its sources that are read on demand: they are neither staged nor leased.
     #[serde(default)]
     pub lazy: Vec<PathBuf>,
+    /// The snapshots of those of its sources that are pinned, as hexadecimal digests of their manifests, by their mount points.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pinned: BTreeMap<PathBuf, String>,
+    /// How often the job was submitted before.
+    #[serde(default)]
+    pub retries: u32,
     /// The training cache that it gets; default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<TrainingCache>,

@@ -36,7 +36,7 @@ pub struct SaveReport {
     /// Bytes a second of the last generation that was saved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
-    /// Seconds between the last two that were saved.
+    /// Seconds between the newest two complete ones that were saved, loose files aside.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<f64>,
     /// When one was last saved.
@@ -61,6 +61,11 @@ impl SaveReport {
     /// Whether the directory holds anything that is only there.
     pub fn has_unsaved(&self) -> bool {
         !self.finished || self.given_up || self.torn > 0
+    }
+
+    /// How many minutes the backlog takes at the rate of the last generation; `None` before there is one.
+    pub fn minutes_left(&self) -> Option<f64> {
+        self.rate.filter(|rate| *rate > 0.0).map(|rate| self.backlog as f64 / rate / 60.0)
     }
 }
 

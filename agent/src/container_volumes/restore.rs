@@ -59,6 +59,13 @@ impl ContainerVolumes {
         let lock = match lock {
             Ok(lock) => lock,
             Err(error) => {
+                if self.volumes.is_empty() {
+                    tracing::warn!(
+                        "volume {key} is not served: nothing lies in {}; mount its disk before the agent starts: {error}",
+                        self.volumes.directory().display()
+                    );
+                    return None;
+                }
                 tracing::warn!("volume {key} is lost: {error}");
                 let _ = self.records.remove(&key);
                 return None;

@@ -45,11 +45,6 @@ impl HomeUser for JobRun {
 pub async fn begin(run: &JobRun) -> ApiResult<Vec<File>> {
     let job = &run.job;
     let Some(caches) = JobCaches::of(&run.queue, job) else { return Ok(Vec::new()) };
-    let training = &job.request().training;
-    if training.project.is_none() {
-        let project = training.project();
-        job.note(format!("the job names no project, so its cache is that of the project {project}"));
-    }
     let mut held = Vec::new();
     for home in caches.homes() {
         held.push(home_use::begin(run, home, caches.needs_newest(home)).await?);

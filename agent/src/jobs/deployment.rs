@@ -127,6 +127,7 @@ pub fn requests(
         mirror: mirror.clone(),
         direct: request.direct,
         offline: false,
+        snapshot: request.pinned.get(&weights.mountpoint).cloned(),
         // Commands may become another user.
         allow_other: rustix::process::geteuid().is_root(),
         uid: None,

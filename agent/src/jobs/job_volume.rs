@@ -87,8 +87,7 @@ pub fn variables(job: &Job) -> BTreeMap<String, Secret> {
         ("BT_NODE_RANK", training.rank.to_string()),
         ("BT_GROUP_SIZE", training.nodes.to_string()),
         ("BT_LEADER_ADDR", leader),
-        // A job that failed is submitted anew, with another id.
-        ("BT_RETRY_COUNT", "0".to_owned()),
+        ("BT_RETRY_COUNT", request.retries.to_string()),
         ("BT_SCRATCH_DIR", SCRATCH_PLACE.to_owned()),
     ];
     let checkpoints =

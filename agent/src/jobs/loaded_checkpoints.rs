@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bdnfs::checkpoint::group::CheckpointGroup;
 use bdnfs::checkpoint::{CheckpointSelector, LOOSE};
+use bdnfs::digest::Digest;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::Mirror;
 use bdnfs::source::{Access, Secret};
@@ -19,6 +20,9 @@ use crate::{mirror, text};
 
 /// How long a mirror may take to answer, as every operation may.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A checkpoint, and the manifest of each rank's part of it.
+type PinnedCheckpoint = (CheckpointGroup, Vec<Digest>);
 
 impl JobQueue {
     /// Finds the checkpoints that `request` asks for, and adds what each rank saved of them to its sources. What its own rank and
@@ -38,18 +42,22 @@ impl JobQueue {
                 () = self.lifecycle.await_closing() => Err(Failure::closing()),
             }
         };
-        let (groups, notes) = found.await?;
+        let (pinned, notes) = found.await?;
         request.notes.extend(notes);
         let mut names: BTreeMap<_, usize> = BTreeMap::new();
-        groups.iter().for_each(|group| *names.entry(group.name()).or_default() += 1);
-        for group in &groups {
-            add(request, group, names[group.name()] > 1);
+        pinned.iter().for_each(|(group, _)| *names.entry(group.name()).or_default() += 1);
+        for (group, manifests) in &pinned {
+            add(request, group, manifests, names[group.name()] > 1);
         }
         Ok(())
     }
 
-    /// The checkpoints that `request` asks for, each once, and a note on those that do not exist.
-    async fn find_checkpoints(&self, request: &JobRequest) -> ApiResult<(Vec<CheckpointGroup>, Vec<String>)> {
+    /// The checkpoints that `request` asks for, each once, with what each rank's part of it is now; and a note on those that do not
+    /// exist.
+    async fn find_checkpoints(
+        &self,
+        request: &JobRequest,
+    ) -> ApiResult<(Vec<PinnedCheckpoint>, Vec<String>)> {
         let (mut groups, mut notes) = (Vec::<CheckpointGroup>::new(), Vec::new());
         let references = request.load.iter().flat_map(|load| &load.checkpoints);
         let mirror = self.mirror_of(request).await?;
@@ -63,7 +71,15 @@ impl JobQueue {
                 Err(e) => return Err(e.context("load_checkpoint_config").into()),
             }
         }
-        Ok((groups, notes))
+        let mut pinned = Vec::new();
+        for group in groups {
+            let mut manifests = Vec::new();
+            for saved in group.ranks() {
+                manifests.push(mirror.checkpoint_ref(&saved.id).await?.manifest);
+            }
+            pinned.push((group, manifests));
+        }
+        Ok((pinned, notes))
     }
 
     /// The mirror of a job.
@@ -123,7 +139,7 @@ async fn project(mirror: &Mirror, reference: &CheckpointReference, own: &str) ->
 
 /// Adds what each rank saved of a checkpoint to the sources of a job; in a directory of the job that saved it where another
 /// `has_same_name`.
-fn add(request: &mut JobRequest, group: &CheckpointGroup, has_same_name: bool) {
+fn add(request: &mut JobRequest, group: &CheckpointGroup, manifests: &[Digest], has_same_name: bool) {
     let Some(mut folder) = request.load.as_ref().map(|load| load.download_folder.clone()) else { return };
     if has_same_name {
         folder.push(group.job());
@@ -132,13 +148,14 @@ fn add(request: &mut JobRequest, group: &CheckpointGroup, has_same_name: bool) {
     let written = text::minute(group.written().timestamp());
     let whole = if group.is_whole() && group.is_complete() { "" } else { ", which may not be complete" };
     request.notes.push(format!("resumes from {} of {written} UTC{whole}", ranks[0].id));
-    for saved in ranks {
+    for (saved, manifest) in ranks.iter().zip(manifests) {
         let rank = saved.id.rank();
         let directory = folder.join(format!("rank-{rank}"));
         let place = if group.name() == LOOSE { directory } else { directory.join(group.name()) };
         if rank != 0 && rank != request.training.rank {
             request.lazy.push(place.clone());
         }
+        request.pinned.insert(place.clone(), manifest.to_string());
         request.weights.push(weights(saved.id.to_string(), place));
     }
 }

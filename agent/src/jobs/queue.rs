@@ -133,6 +133,14 @@ impl JobQueue {
         for note in &job.request().notes {
             job.note(note.as_str());
         }
+        let (request, training) = (job.request(), &job.request().training);
+        let uses_project = request.checkpoints.is_some() || request.load.is_some() || request.cache.is_some();
+        if uses_project && training.project.is_none() {
+            let project = training.project();
+            job.note(format!(
+                "the job names no project: its checkpoints and its cache are those of {project}"
+            ));
+        }
         self.write_record(&job)?;
         self.table.lock().jobs.insert(id, Arc::clone(&job));
         self.remove_oldest();

@@ -81,7 +81,7 @@ impl JobRun {
         let job = &self.job;
         if job.is_restored() {
             if let Some(supervisor) = self.find_supervisor().await {
-                if !job.is_admitted() {
+                if !job.is_admitted() && !job.has_exited() {
                     job.set_permit(self.queue.admission.readmit());
                 }
                 return self.supervise_and_save(&supervisor).await;
@@ -100,12 +100,24 @@ impl JobRun {
 
     /// Waits until the commands have ended, and until all is saved that they wrote.
     async fn supervise_and_save(&self, supervisor: &SupervisorInfo) -> ApiResult<JobExit> {
-        let saver = JobSaver::watch(self);
-        let exit = tokio::select! {
-            exit = self.supervise(supervisor) => exit,
-            never = cache_updates::save_regularly(self) => match never {},
-            never = job_space::keep_space(self) => match never {},
+        let ended = async {
+            let saver = JobSaver::watch(self);
+            let exit = tokio::select! {
+                exit = self.supervise(supervisor) => exit,
+                never = cache_updates::save_regularly(self) => match never {},
+            };
+            self.save_rest(saver, exit).await
         };
+        tokio::select! {
+            exit = ended => exit,
+            never = job_space::keep_space(self) => match never {},
+        }
+    }
+
+    /// Saves what is left to save when the commands have ended. Only what they wrote is kept meanwhile: a mirror that is away for a
+    /// day keeps no space from other jobs.
+    async fn save_rest(&self, saver: JobSaver, exit: ApiResult<JobExit>) -> ApiResult<JobExit> {
+        self.release().await;
         if self.job.request().checkpoints.is_some() && !self.job.has_exited() {
             // What they wrote is saved even where the cache's disk takes no record.
             if let Err(error) = self.note_exit(exit.as_ref().ok().cloned()).await {
@@ -118,6 +130,21 @@ impl JobRun {
             Ok(exit) if exit.is_success() => saved.map(|()| exit),
             failed => failed,
         }
+    }
+
+    /// Gives back what only the commands needed: the sources, their leases, the space that was claimed, and the scratch directory.
+    async fn release(&self) {
+        self.unmount().await;
+        self.job.drop_volume_claim();
+        self.job.drop_permit();
+        let (job, volume) = (Arc::clone(&self.job), self.queue.volume_of(&self.job));
+        let removed = blocking(move || {
+            if job.has_volume() {
+                volume.remove_scratch();
+            }
+            Ok(())
+        });
+        let _ = removed.await;
     }
 
     /// Notes that the commands have ended, for good.

@@ -15,7 +15,8 @@ use super::resolved_snapshot::ResolvedSnapshot;
 use crate::api::{ApiResult, Failure, MountRequest};
 use crate::mirror;
 
-/// Opens the checkpoint that `selector` means in the mirror of `request`, or in this machine's own; and when it was saved.
+/// Opens the checkpoint that `selector` means in the mirror of `request`, or in this machine's own; and when it was saved. Where the request
+/// names a snapshot of it, that is opened, even if the checkpoint has changed since, or was removed and is not collected yet.
 pub async fn open(
     engine: &Engine,
     scratch: &Path,
@@ -37,6 +38,12 @@ pub async fn open(
         None => mirror::default_request(engine.tenant())?,
     };
     let mirror = mirror::open(&at, scratch.to_owned())?;
+    if let (Some(pinned), Some(id)) = (&request.snapshot, selector.pinned()) {
+        let open = no_origin(&Uri::Bt(selector.clone()));
+        let opened = engine.mirrored_snapshot(&mirror, pinned.parse()?, open).await;
+        let snapshot = opened.map_err(|e| e.context(format!("{id} as it was when the job was submitted")))?;
+        return Ok((ResolvedSnapshot { snapshot, resolved: id.to_string(), note: None }, Utc::now()));
+    }
     let ChosenCheckpoint { saved, group, checkpoint_ref } = mirror.choose_checkpoint(selector).await?;
     let note = (!group.is_whole() || !group.is_complete())
         .then(|| format!("{} is mounted as it is saved so far: it may not be complete", saved.id));

@@ -69,6 +69,10 @@ async fn resolve_listed(
     request: &MountRequest,
 ) -> ApiResult<ResolvedSnapshot> {
     let uri: Uri = request.weights.source.expose().parse()?;
+    if request.snapshot.is_some() && !matches!(uri, Uri::Bt(_)) {
+        let text = format!("{uri}: a snapshot can be named of a checkpoint only");
+        return Err(Failure::new(Kind::Invalid, text));
+    }
     let patterns = Patterns::filter(request.weights.allow.as_deref(), &request.weights.ignore)?;
     let key = source_key(&uri.tree_identity(&request.weights.access), &patterns);
     if request.offline {
@@ -112,6 +116,9 @@ async fn find_cached(
     key: &Digest,
 ) -> ApiResult<Option<(ResolvedSnapshot, String)>> {
     for PastSnapshot { snapshot, resolved, listed } in history.of(engine.tenant(), key).await? {
+        if request.snapshot.as_ref().is_some_and(|pinned| *pinned != snapshot) {
+            continue;
+        }
         let mirror = request.mirror.as_ref().map(|at| mirror::open(at, scratch.to_owned())).transpose()?;
         let open = opener(uri, &resolved, &request.weights.access);
         let Some(snapshot) = engine.reopen(&snapshot.parse()?, mirror, open).await? else { continue };

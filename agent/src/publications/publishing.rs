@@ -140,6 +140,7 @@ fn mount_request(asked: PublicationRequest) -> Result<MountRequest> {
         mirror,
         direct: false,
         offline: false,
+        snapshot: None,
         allow_other: rustix::process::geteuid().is_root(),
         uid,
         gid,

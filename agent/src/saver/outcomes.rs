@@ -4,10 +4,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bdnfs::backoff::{Backoff, entropy};
-use bdnfs::checkpoint::{CheckpointId, SavedCheckpoint};
+use bdnfs::checkpoint::{CheckpointId, LOOSE, SavedCheckpoint};
 use bdnfs::error::{Error, Result};
 use bdnfs::task::blocking;
-use bdnfs::volume::{SkipReason, SkippedEntries};
+use bdnfs::volume::{SkipReason, SkippedEntries, UnitState};
+use chrono::{DateTime, Utc};
 use tokio::time::Instant;
 
 use super::record::SavedState;
@@ -70,6 +71,7 @@ impl Saver {
         self.record.saved.insert(unit.name().to_owned(), state);
         let report = self.report(unit.name());
         let is_new = report.generation != saved.generation;
+        let replaced = if is_new && report.complete { report.saved } else { None };
         // Only a part of a torn checkpoint was saved.
         let is_torn = report.state == CheckpointState::Torn;
         *report = UnitReport {
@@ -81,15 +83,16 @@ impl Saver {
             saved: Some(saved.saved),
             seconds: Some(saved.seconds),
         };
+        let all = &mut self.record.report;
+        if saved.complete && unit.name() != LOOSE {
+            all.interval = interval(&all.checkpoints, replaced).or(all.interval);
+        }
         let complete = if saved.complete { "complete" } else { "not known to be complete" };
         if !is_new {
             return self.record.note(format!("{} is {complete}", unit.name()));
         }
         let all = &mut self.record.report;
         let rate = saved.bytes as f64 / saved.seconds.max(0.001);
-        // A clock that was set back says nothing.
-        let interval = all.last.map(|last| (saved.saved - last).as_seconds_f64()).filter(|it| *it > 0.0);
-        all.interval = interval.or(all.interval);
         (all.last, all.rate) = (Some(saved.saved), Some(rate));
         all.saved += saved.bytes;
         let (files, bytes) = (text::files(saved.files), text::size(saved.bytes));
@@ -264,5 +267,36 @@ impl Saver {
             // A full disk is no reason to stop saving what makes room on it.
             Err(error) => tracing::warn!("{error}"),
         }
+    }
+}
+
+/// The seconds between the newest two complete named checkpoints that were saved, of which one may have `replaced` its earlier state.
+fn interval(checkpoints: &[UnitReport], replaced: Option<DateTime<Utc>>) -> Option<f64> {
+    let complete = checkpoints.iter().filter(|one| one.complete && one.name != LOOSE);
+    let mut times: Vec<_> = complete.filter_map(|one| one.saved).chain(replaced).collect();
+    times.sort();
+    let [.., before, last] = times[..] else { return None };
+    Some((last - before).as_seconds_f64()).filter(|seconds| *seconds > 0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interval_is_that_of_the_newest_complete_named_checkpoints() {
+        let at = |seconds| DateTime::from_timestamp(seconds, 0);
+        let of = |name: &str, complete, seconds| UnitReport {
+            name: name.to_owned(),
+            complete,
+            saved: at(seconds),
+            ..UnitReport::default()
+        };
+        let first = of("checkpoint-5", true, 1000);
+        let beside = [of(LOOSE, true, 1005), first.clone(), of("checkpoint-6", false, 1010)];
+        assert_eq!(interval(&beside, None), None, "there is one");
+        let all = [of(LOOSE, true, 1605), first, of("checkpoint-6", true, 1600)];
+        assert_eq!(interval(&all, None), Some(600.0));
+        assert_eq!(interval(&[of("last", true, 1600)], at(1000)), Some(600.0), "it is rewritten in place");
     }
 }

@@ -151,6 +151,7 @@ impl MountArgs {
             tenant: self.mirror.tenant().map(str::to_owned),
             direct: false,
             offline: self.offline,
+            snapshot: None,
             allow_other: options.allow_other,
             uid: options.uid,
             gid: options.gid,

@@ -180,14 +180,24 @@ fn truss_jobs_run_with_their_environment() {
 
 /// Prints the checkpoints of a list as truss does: each as its API would tell it.
 const PRINT_CHECKPOINTS: &str = r#"
-import json, sys
+import datetime, json, sys
 from truss.cli.train import checkpoint_viewer as viewer
 listed = json.load(sys.stdin)
-given = [{key: one[key] for key in ("id", "checkpoint_id", "checkpoint_type", "base_model", "size_bytes")} | {"created_at": one["created_at"].replace(" ", "T") + "Z"} for one in listed["checkpoints"]]
+def tell(one):
+    told = {key: one[key] for key in ("id", "checkpoint_id", "checkpoint_type", "base_model", "size_bytes")}
+    created = datetime.datetime.fromisoformat(one["created_at"]).astimezone(datetime.timezone.utc)
+    adapter = json.loads(sys.argv[2]) if one["checkpoint_type"] == "lora" else None
+    return told | {"created_at": created.isoformat(), "lora_adapter_config": adapter}
+given = [tell(one) for one in listed["checkpoints"]]
 kind = {"json": viewer.JSONCheckpointViewer, "csv": viewer.CSVCheckpointViewer}[sys.argv[1]]()
 if given: kind.output_checkpoints(given, listed["job_id"])
 else: kind.output_no_checkpoints_message(listed["job_id"])
 "#;
+
+/// The configuration of an adapter.
+const ADAPTER: &str = r#"{"base_model_name_or_path": "org/base", "r": 16}"#;
+/// A time zone with another time than UTC.
+const TIME_ZONE: &str = "IST-5:30";
 
 #[test]
 fn truss_installed_prints_checkpoints_as_ls_does() {
@@ -200,18 +210,23 @@ fn truss_installed_prints_checkpoints_as_ls_does() {
         let named = ["--project", "p", "--job", "job1", "--name", name, "--mirror", mirror];
         env.machine.run(&[&["checkpoint", "push", tree], &named[..]].concat()).succeeds();
     }
+    fs::write(directory.join("adapter_config.json"), ADAPTER).unwrap();
+    let named = ["--project", "p", "--job", "job1", "--name", "adapter", "--mirror", mirror];
+    env.machine.run(&[&["checkpoint", "push", tree], &named[..]].concat()).succeeds();
     let ls = |job: &str, format: &str| {
         let named = ["--project", "p", "--job", job, "--mirror", mirror, "-o", format];
-        env.machine.run(&[&["checkpoint", "ls"], &named[..]].concat()).succeeds()
+        let mut command = env.machine.command(&[&["checkpoint", "ls"], &named[..]].concat());
+        run(command.env("TZ", TIME_ZONE))
     };
+    assert!(ls("job1", "json").contains("lora_adapter_config"));
     for job in ["job1", "none"] {
         let listed = ls(job, "json");
         for format in ["json", "csv"] {
             let file = env.machine.directory("said").join("list.json");
             fs::write(&file, &listed).unwrap();
             let mut python = Command::new(target().parent().unwrap().join("emulators/truss/bin/python3"));
-            python.args(["-c", PRINT_CHECKPOINTS, format]).stdin(fs::File::open(&file).unwrap());
-            assert_eq!(ls(job, format), run(python.env("TZ", "UTC")), "{job} {format}");
+            python.args(["-c", PRINT_CHECKPOINTS, format, ADAPTER]).stdin(fs::File::open(&file).unwrap());
+            assert_eq!(ls(job, format), run(python.env("TZ", TIME_ZONE)), "{job} {format}");
         }
     }
 }

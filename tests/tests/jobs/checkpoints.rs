@@ -1,5 +1,6 @@
 //! What jobs write into their checkpoint directory is saved: whole, as they closed it, and whatever dies meanwhile.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::process::Stdio;
 use std::thread::sleep;
@@ -234,12 +235,20 @@ fn mirror_that_is_away_delays_the_end_and_loses_nothing() {
         let line = format!("bdnfs_checkpoint_{name}{{project=\"p\",job=\"away\"}} ");
         assert!(metrics.contains(&line), "{line} in {metrics}");
     }
+    let rules = include_str!("../../../deploy/alerts.yaml");
+    let words = rules.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let named: BTreeSet<_> = words.filter(|word| word.starts_with("bdnfs_")).collect();
+    assert!(named.len() > 3, "{named:?}");
+    for metric in named {
+        assert!(metrics.contains(&format!("{metric}{{project=\"p\",job=\"away\"}} ")), "{metric}");
+    }
     fs::write(flag.join("go"), "").unwrap();
     job(&saving.machine, &["wait", "--until", "exited", &number]).succeeds();
     saving.await_event(&number, "a was deleted by the job before it was saved");
     let status = saving.status(&number);
     assert_eq!(status["state"], "TRAINING_JOB_RUNNING", "{status}");
-    assert!(job(&saving.machine, &["ls"]).succeeds().contains("TRAINING_JOB_RUNNING (saving)"));
+    let listed = job(&saving.machine, &["ls"]).succeeds();
+    assert!(listed.contains("TRAINING_JOB_RUNNING (saving)") && listed.contains("TO SAVE"), "{listed}");
     saving.bring_mirror_back();
     let status = saving.ended(&number);
     assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");

@@ -122,6 +122,36 @@ fn job_restarted_with_its_agent_has_the_checkpoints_that_it_began_with() {
 }
 
 #[test]
+fn job_resumes_from_the_generation_that_was_the_latest_when_it_was_submitted() {
+    let env = TestEnv::new();
+    env.put("any", 10);
+    let [mirror, tree, work] = ["mirror", "tree", "work"].map(|name| env.machine.directory(name));
+    let named = ["--project", "p", "--job", "earlier", "--mirror", text(&mirror)];
+    let push = |size| {
+        write_file(&tree, "model.bin", size);
+        let push = ["checkpoint", "push", text(&tree), "--name", "last"];
+        env.machine.run(&[&push[..], &named].concat()).succeeds();
+    };
+    push(3000);
+    let _agent = env.machine.agent("");
+    let command = "cat $BT_LOAD_CHECKPOINT_DIR/rank-0/last/model.bin | wc -c";
+    let folder = format!("download_folder = {:?}\n", work.join("loaded"));
+    let specification = format!(
+        "{}[runtime.load_checkpoint_config]\nenabled = true\n{folder}",
+        toml(&[("s3://bucket", text(&work.join("model")))], &[command])
+    );
+    let file = spec(&env.machine, "pinned.toml", &specification);
+    env.proxy.set(NetworkFault { frozen: true, ..NetworkFault::default() });
+    let number = submitted(&env.machine, &["--project", "p", "--mirror", text(&mirror), text(&file)]);
+    push(5000);
+    env.machine.run(&[&["checkpoint", "rm", "--yes", "last"], &named[..]].concat()).succeeds();
+    env.proxy.set(NetworkFault::default());
+    let waited = job(&env.machine, &["wait", &number]);
+    assert_eq!(waited.code, Some(0), "{}", waited.err);
+    assert_eq!(job(&env.machine, &["logs", &number]).succeeds(), "3000\n");
+}
+
+#[test]
 fn job_loads_named_checkpoints_of_other_jobs_and_projects_side_by_side() {
     let setup = TrainingSetup::new();
     let seen = setup.machine.directory("seen").join("files");
@@ -157,7 +187,7 @@ fn job_loads_named_checkpoints_of_other_jobs_and_projects_side_by_side() {
     );
     refused(
         "{ typ = \"loops_checkpoint\", run_id = \"r\", checkpoint_name = \"c\", target = \"trainer\" }",
-        &["asks for a loops_checkpoint"],
+        &["no loops_checkpoint can be loaded"],
     );
 }
 

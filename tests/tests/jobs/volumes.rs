@@ -1,14 +1,15 @@
 //! What jobs write: where it lies, who sees it, and what is left of it.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bdnfs_tests::filled_disk::FilledDisk;
 use bdnfs_tests::machine::Machine;
-use bdnfs_tests::process::eventually;
+use bdnfs_tests::process::{eventually, kill_and_wait};
+use bdnfs_tests::tree::write_file;
 
 use super::kit::{events, job, spec, submitted, text, toml};
-use super::saving::{Files, SavingMachine, checkpoints, file, saved};
+use super::saving::{Files, SavingMachine, checkpoints, file, saved, saved_files, saving_spec, start_with};
 
 /// The directories of what jobs of this machine write, by the ids of the jobs.
 fn volumes(machine: &Machine) -> Vec<PathBuf> {
@@ -190,4 +191,80 @@ fn job_whose_record_cannot_be_written_has_its_checkpoints_saved() {
     let status = saving.ended(&number);
     assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
     assert_eq!(saving.files("bt://p@full/b"), Some(Files::from([file("model", "b\n")])));
+}
+
+#[test]
+fn job_that_is_still_saved_holds_neither_scratch_nor_sources_nor_space() {
+    let machine = Machine::new();
+    let saving = SavingMachine { agent: start_with(&machine, "cache_size = \"8MiB\""), machine };
+    let flag = saving.machine.directory("flag");
+    let tree = saving.machine.directory("tree");
+    write_file(&tree, "model", 5 << 20);
+    let source = format!("file://{}", tree.display());
+    let of = |name: &str, command: &str| {
+        let lines = toml(&[(&source, text(&saving.machine.directory("work").join("model")))], &[command]);
+        spec(
+            &saving.machine,
+            name,
+            &format!("{lines}[runtime.checkpointing_config]\nenabled = true\nvolume_size_gib = 1\n"),
+        )
+    };
+    let wait = format!(
+        "echo x > $BT_SCRATCH_DIR/x; mkdir $BT_CHECKPOINT_DIR/a; echo a > $BT_CHECKPOINT_DIR/a/model; touch {0}/runs; \
+         while [ ! -e {0}/go ]; do sleep 0.05; done",
+        text(&flag)
+    );
+    let number =
+        submitted(&saving.machine, &["--id", "away", "--project", "p", text(&of("away.toml", &wait))]);
+    eventually("it runs", || flag.join("runs").exists());
+    let mounts = || saving.agent.status()["mounts"].as_array().unwrap().len();
+    assert_eq!(mounts(), 1);
+    saving.take_mirror_away();
+    fs::write(flag.join("go"), "").unwrap();
+    job(&saving.machine, &["wait", "--until", "exited", &number]).succeeds();
+    saving.await_event(&number, "cannot save ");
+    assert_eq!((mounts(), saving.volume("away").join("scratch").exists()), (0, false));
+    assert!(saving.volume("away").join("checkpoints/a/model").exists());
+    saving.agent.crash();
+    let agent = start_with(&saving.machine, "cache_size = \"8MiB\"");
+    let saving = SavingMachine { agent, ..saving };
+    assert_eq!(saving.status(&number)["state"], "TRAINING_JOB_RUNNING");
+    assert_eq!(saving.agent.status()["mounts"].as_array().unwrap().len(), 0);
+    saving.bring_mirror_back();
+    let status = saving.ended(&number);
+    assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
+    assert!(!saving.volume("away").exists() && saving.files("bt://p@away/a").is_some());
+}
+
+#[test]
+fn checkpoints_of_a_killed_job_run_are_saved_and_removed_by_the_next() {
+    let machine = Machine::new();
+    let flag = machine.directory("flag");
+    let mirror = machine.directory("home").join("mirror");
+    fs::write(&mirror, "no directory").unwrap();
+    let (url, cache) = (format!("file://{}", mirror.display()), text(machine.cache()).to_owned());
+    let command = format!(
+        "mkdir $BT_CHECKPOINT_DIR/a; echo a > $BT_CHECKPOINT_DIR/a/model; touch {0}/runs; sleep 1000",
+        text(&flag)
+    );
+    let path = saving_spec(&machine, "killed", &command);
+    let line = |id: &str, path: &Path| {
+        let words =
+            ["job", "run", "--id", id, "--project", "p", "--mirror", &url, "--cache-dir", &cache, text(path)];
+        words.map(str::to_owned)
+    };
+    let mut run = machine.command(&line("killed", &path)).spawn().unwrap();
+    let seal = machine.volumes().join("default/jobs/killed/seals/a.json");
+    eventually("it is sealed", || seal.exists());
+    run.kill().unwrap();
+    run.wait().unwrap();
+    eventually("no saver can save it", || machine.savers().len() == 1);
+    kill_and_wait(&machine.savers());
+    fs::remove_file(&mirror).unwrap();
+    let next = saving_spec(&machine, "next", "sleep 1");
+    machine.run(&line("next", &next)).succeeds();
+    eventually("the saver ends by itself", || machine.savers().is_empty());
+    assert!(saved_files(&mirror, "bt://p@killed/a").is_some());
+    machine.run(&line("last", &next)).succeeds();
+    assert!(volumes(&machine).is_empty(), "{:?}", volumes(&machine));
 }

@@ -109,6 +109,12 @@ fn checkpoint_commands_list_show_and_remove_what_was_pushed() {
     assert_eq!((&listed["job_id"], &listed["total_checkpoints"]), (&"job1".into(), &1.into()));
     assert_eq!(listed["checkpoints"][0]["checkpoint_id"], odd);
     assert_eq!(listed["checkpoints"][0]["size_human_readable"], "4.19 MB");
+    let listed = json(&checkpoint(&env, &["ls", "--job", "job7", "-o", "json"]).succeeds());
+    assert_eq!((&listed["job_id"], &listed["total_checkpoints"]), (&"job7".into(), &1.into()));
+    push(&env, &directory, "third", "job7", &[]);
+    checkpoint(&env, &["ls", "--job", "job7", "-o", "json"]).fails(&["several projects", "other, third"]);
+    assert_eq!(checkpoint(&env, &["ls", "--job", "job7"]).succeeds().lines().count(), 3);
+    checkpoint(&env, &["rm", "--yes", "--project", "third", odd]).succeeds();
     let csv = checkpoint(&env, &["ls", "--project", "../llama", "-o", "csv"]).succeeds();
     assert!(csv.ends_with('\n') && csv.contains("\"a, \"\"b\"\" é\""), "{csv}");
 

@@ -6,8 +6,10 @@ use anyhow::{Result, bail};
 use bdnfs::checkpoint::group::CheckpointGroup;
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::index::checkpoint_key;
+use chrono::Local;
 use futures_util::{StreamExt, stream};
 use serde::Serialize;
+use serde_json::Value;
 
 use super::model::CheckpointModel;
 use super::{CheckpointMirrorArgs, state};
@@ -35,7 +37,7 @@ pub struct CheckpointListArgs {
 const EXAMPLES: &str = "Examples:
   bdnfs checkpoint ls --mirror s3://mirror
   bdnfs checkpoint ls --project llama --sort size --order desc
-  bdnfs checkpoint ls --job a1b2c3d4 --project llama -o json";
+  bdnfs checkpoint ls --job a1b2c3d4 -o json";
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum SortKey {
@@ -64,6 +66,8 @@ struct TrussCheckpoint {
     size_bytes: u64,
     size_human_readable: String,
     created_at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lora_adapter_config: Option<Value>,
 }
 
 /// How many checkpoints are read at once to tell their types.
@@ -75,16 +79,25 @@ const CSV_HEADER: &str =
 /// Lists the checkpoints.
 pub async fn run(args: CheckpointListArgs) -> Result<()> {
     let target = &args.target;
-    if target.job.is_some() && target.project.is_none() {
-        bail!("--job needs --project: the job's project");
-    }
     let mirror = target.open().await?;
-    let (mut groups, damaged) =
-        mirror.checkpoint_groups(target.project.as_deref(), target.job.as_deref()).await?;
+    let format = if target.json { ListFormat::Json } else { args.output };
+    let projects = match (&target.project, &target.job) {
+        (None, Some(job)) => mirror.projects_of(job).await?.into_iter().map(Some).collect(),
+        (project, _) => vec![project.clone()],
+    };
+    if projects.len() > 1 && format != ListFormat::CliTable {
+        let names: Vec<_> = projects.into_iter().flatten().collect();
+        bail!("jobs of several projects have this ID: {}; name one with --project", names.join(", "));
+    }
+    let (mut groups, mut damaged) = (Vec::new(), Vec::new());
+    for project in projects {
+        let found = mirror.checkpoint_groups(project.as_deref(), target.job.as_deref()).await?;
+        groups.extend(found.0);
+        damaged.extend(found.1);
+    }
     for (_, error) in &damaged {
         eprintln!("bdnfs: {error}");
     }
-    let format = if target.json { ListFormat::Json } else { args.output };
     if format == ListFormat::CliTable {
         sort(&mut groups, args.sort, args.order);
         print(&table(&groups))?;
@@ -168,7 +181,9 @@ fn truss_form(group: &CheckpointGroup, model: CheckpointModel) -> TrussCheckpoin
         base_model: model.base,
         size_bytes: group.bytes(),
         size_human_readable: human_size(group.bytes()),
-        created_at: group.written().format("%Y-%m-%d %H:%M:%S").to_string(),
+        // Local time, as truss prints it.
+        created_at: group.written().with_timezone(&Local).format("%Y-%m-%d %H:%M:%S").to_string(),
+        lora_adapter_config: model.adapter,
     }
 }
 

@@ -18,11 +18,13 @@ pub struct CheckpointModel {
     pub kind: &'static str,
     /// The name of the base model, or nothing.
     pub base: String,
+    /// The configuration of the adapter, if it is one.
+    pub adapter: Option<Value>,
 }
 
 impl CheckpointModel {
     /// A model of which nothing is known.
-    pub const UNKNOWN: Self = Self { kind: "full", base: String::new() };
+    pub const UNKNOWN: Self = Self { kind: "full", base: String::new(), adapter: None };
 
     /// The kind of a checkpoint, by the configurations in it.
     pub async fn of(mirror: &Mirror, saved: &SavedCheckpoint) -> Result<Self> {
@@ -34,7 +36,7 @@ impl CheckpointModel {
         };
         if let Some(adapter) = config(ADAPTER_CONFIG).await? {
             let base = adapter["base_model_name_or_path"].as_str().unwrap_or_default().to_owned();
-            return Ok(Self { kind: "lora", base });
+            return Ok(Self { kind: "lora", base, adapter: Some(adapter).filter(Value::is_object) });
         }
         let is_whisper = config(MODEL_CONFIG).await?.is_some_and(|model| model["model_type"] == "whisper");
         Ok(if is_whisper { Self { kind: "whisper", ..Self::UNKNOWN } } else { Self::UNKNOWN })

@@ -23,7 +23,7 @@ pub async fn run(args: JobListArgs) -> Result<()> {
     if args.json {
         return print_json(&jobs);
     }
-    let head = ["JOB", "NAME", "STATE", "CREATED", "SOURCES", "LAST EVENT"].map(str::to_owned).to_vec();
+    let head = ["JOB", "NAME", "STATE", "CREATED", "SOURCES", "TO SAVE", "LAST EVENT"].map(str::to_owned);
     let rows = jobs.jobs.into_iter().map(|job| {
         let sources: Vec<_> = job.weights.iter().map(|weights| weights.source.as_str()).collect();
         let created = text::minute(job.created.timestamp());
@@ -33,9 +33,10 @@ pub async fn run(args: JobListArgs) -> Result<()> {
             show::format_state(&job),
             created,
             sources.join(" "),
+            show::format_backlog(&job),
             job.events.last().map_or_else(String::new, |event| text::printable(event.text.as_bytes())),
         ]
     });
-    let rows: Vec<_> = std::iter::once(head).chain(rows).collect();
+    let rows: Vec<_> = std::iter::once(head.to_vec()).chain(rows).collect();
     print(&text::table(&rows, &[0]))
 }

@@ -51,6 +51,16 @@ pub fn format_state(job: &JobStatus) -> String {
     format!("{}{}", job.state, if is_saving { " (saving)" } else { "" })
 }
 
+/// What is still to be saved of a job's checkpoints, and how long that takes at the rate of the last one; empty for nothing.
+pub fn format_backlog(job: &JobStatus) -> String {
+    let Some(saving) = job.saving.as_ref().filter(|saving| saving.backlog > 0) else { return String::new() };
+    let backlog = text::size(saving.backlog);
+    match saving.minutes_left() {
+        Some(minutes) => format!("{backlog}, {minutes:.1} min"),
+        None => backlog,
+    }
+}
+
 /// The states of a job's checkpoints, as a table and a line below; empty where it has none.
 fn format_saving(job: &JobStatus) -> String {
     let Some(saving) = &job.saving else { return String::new() };
@@ -69,14 +79,13 @@ fn format_saving(job: &JobStatus) -> String {
     });
     let rows: Vec<_> = std::iter::once(columns.map(str::to_owned).to_vec()).chain(rows).collect();
     let (saved, backlog) = (text::size(saving.saved), text::size(saving.backlog));
-    let (mut out, rate) = (text::table(&rows, &[3, 4, 6]), saving.rate.filter(|rate| *rate > 0.0));
-    out.push_str(&match rate {
-        Some(rate) => format!(
-            "saved {saved} at {}/s, still to be saved {backlog} in {:.1} minutes\n",
-            text::size(rate as u64),
-            saving.backlog as f64 / rate / 60.0
+    let mut out = text::table(&rows, &[3, 4, 6]);
+    out.push_str(&match (saving.rate, saving.minutes_left()) {
+        (Some(rate), Some(minutes)) => format!(
+            "saved {saved} at {}/s, still to be saved {backlog} in {minutes:.1} minutes\n",
+            text::size(rate as u64)
         ),
-        None => format!("saved {saved}, still to be saved {backlog}\n"),
+        _ => format!("saved {saved}, still to be saved {backlog}\n"),
     });
     if let Some(why) = &saving.why {
         out.push_str(&format!("cannot save, and tries again: {}\n", text::printable(why.as_bytes())));

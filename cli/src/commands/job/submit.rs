@@ -11,7 +11,7 @@ use bdnfs_agent::api::job::{CheckpointRequest, JobRequest, default_grace};
 use rustix::fs::Mode;
 
 use super::AgentArgs;
-use super::training::TrainingArgs;
+use super::training::{TrainingArgs, retries};
 use crate::mirror::MirrorArgs;
 use crate::output::print_value;
 use crate::source::SourceOptions;
@@ -84,7 +84,8 @@ impl JobSpecArgs {
         let workdir = self.workdir.clone().map_or_else(std::env::current_dir, Ok);
         let workdir =
             workdir.and_then(|path| path.canonicalize()).context("cannot use the working directory")?;
-        let training = self.training.identity(job.project, job.team, |name| std::env::var(name).ok())?;
+        let env = |name: &str| std::env::var(name).ok();
+        let (training, retries) = (self.training.identity(job.project, job.team, env)?, retries(env)?);
         let keep = self.keep.or(job.keep);
         if keep.is_some() && job.checkpoints.is_none() {
             let name = self.spec.display();
@@ -112,6 +113,8 @@ impl JobSpecArgs {
             attached: false,
             load: job.load,
             lazy: Vec::new(),
+            pinned: BTreeMap::new(),
+            retries,
             cache: training_cache(file.value()),
             notes: unsupported.ignored,
         })

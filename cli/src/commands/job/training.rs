@@ -34,12 +34,8 @@ impl TrainingArgs {
         team: Option<String>,
         env: impl Fn(&str) -> Option<String>,
     ) -> Result<TrainingIdentity> {
-        let env = |name| env(name).filter(|value| !value.is_empty());
-        let number = |own: Option<u32>, name| match (own, env(name)) {
-            (Some(own), _) => Ok(Some(own)),
-            (None, Some(text)) => text.parse().map(Some).with_context(|| format!("{name}={text}")),
-            (None, None) => Ok(None),
-        };
+        let env = |name: &str| env(name).filter(|value| !value.is_empty());
+        let number = |own: Option<u32>, name| own.map_or_else(|| number(name, env), |own| Ok(Some(own)));
         let identity = TrainingIdentity {
             project: self.project.clone().or(project).or_else(|| env("BT_TRAINING_PROJECT_NAME")),
             team: self.team.clone().or(team),
@@ -51,6 +47,17 @@ impl TrainingArgs {
         identity.check()?;
         Ok(identity)
     }
+}
+
+/// How often the job was submitted before, as the environment says.
+pub fn retries(env: impl Fn(&str) -> Option<String>) -> Result<u32> {
+    Ok(number("BT_RETRY_COUNT", env)?.unwrap_or(0))
+}
+
+/// The number that a variable holds, unless it is empty.
+fn number(name: &str, env: impl Fn(&str) -> Option<String>) -> Result<Option<u32>> {
+    let text = env(name).filter(|text| !text.is_empty());
+    text.map(|text| text.parse().with_context(|| format!("{name}={text}"))).transpose()
 }
 
 #[cfg(test)]
@@ -77,5 +84,14 @@ mod tests {
         let named = of(named, Some("spec")).unwrap();
         assert_eq!((named.project(), named.rank), ("arg", 0));
         assert!(of(TrainingArgs { rank: Some(2), ..Default::default() }, None).is_err());
+    }
+
+    #[test]
+    fn retries_are_those_of_the_environment() {
+        for (text, retries) in
+            [(None, Some(0)), (Some(""), Some(0)), (Some("3"), Some(3)), (Some("-1"), None)]
+        {
+            assert_eq!(super::retries(|_| text.map(str::to_owned)).ok(), retries, "{text:?}");
+        }
     }
 }
