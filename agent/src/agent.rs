@@ -190,7 +190,7 @@ impl Agent {
         }
     }
 
-    /// Stores the descriptors of all mounts again whenever the fd store has ended. Never ends.
+    /// Stores the descriptors of all mounts again whenever the fd store has ended, as soon as there is another. Never ends.
     pub async fn watch_fdstore(self: Arc<Self>) {
         self.handover.clone().watch(|| self.mounts.all()).await;
     }

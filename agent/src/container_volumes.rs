@@ -295,7 +295,8 @@ impl ContainerVolumes {
             own.end();
             // Without it the next agent finds that nothing is bound.
             let stored = volumes.records.put(&own.key, &own.record(&volumes.boot));
-            Ok(stored.unwrap_or_else(|error| tracing::warn!("{error}")))
+            let _ = stored.inspect_err(|error| tracing::warn!("{error}"));
+            Ok(())
         };
         Ok(blocking(unbind).await?)
     }
@@ -350,13 +351,9 @@ impl ContainerVolumes {
     /// Removes a volume from the table, and its record.
     async fn forget(&self, volume: &Arc<ContainerVolume>) {
         // The record first: the next volume with this key writes its own.
-        let removed = {
-            let (records, key) = (Arc::clone(&self.records), volume.key.clone());
-            blocking(move || records.remove(&key)).await
-        };
-        if let Err(error) = removed {
-            tracing::warn!("{error}");
-        }
+        let (records, key) = (Arc::clone(&self.records), volume.key.clone());
+        let removed = blocking(move || records.remove(&key)).await;
+        let _ = removed.inspect_err(|error| tracing::warn!("{error}"));
         self.table.lock().remove(&volume.key);
     }
 

@@ -20,6 +20,8 @@
 
 mod client;
 mod heartbeat;
+mod lock;
+mod note;
 pub mod process;
 mod wire;
 

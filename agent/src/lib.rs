@@ -82,6 +82,7 @@ pub mod jobs;
 mod lifecycle;
 pub mod mirror;
 mod mounts;
+mod open_files;
 mod publications;
 mod random;
 mod records;

@@ -16,7 +16,6 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::task::blocking;
 use futures_util::{FutureExt, TryFutureExt};
 use rustix::fs::Mode;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -30,6 +29,7 @@ use crate::context::Context;
 use crate::fdstore::{FdStore, StoredMount};
 use crate::hooks;
 use crate::lifecycle::KeepAlive;
+use crate::open_files;
 use crate::signals::{self, Shutdown};
 pub use socket::ControlSocket;
 
@@ -55,7 +55,7 @@ impl AgentServer {
     pub async fn start(mut config: AgentConfig) -> ApiResult<Self> {
         // New files are for its user alone.
         rustix::process::umask(Mode::RWXG | Mode::RWXO);
-        raise_open_files_limit();
+        open_files::raise_limit();
         let cache = &config.cache.dir;
         let (engine_config, runtime) = (config.cache.engine_config()?, Handle::current());
         let (engine, eviction_pause) = blocking(move || Engine::open_held(&engine_config, runtime)).await?;
@@ -192,13 +192,5 @@ fn shutdown_signal(persistent: bool) -> impl Future<Output = io::Result<Shutdown
         signals::shutdown_request().left_future()
     } else {
         signals::stop_request().map_ok(|()| Shutdown::Stop).right_future()
-    }
-}
-
-/// Every blob that is read holds a descriptor, and the usual soft limit of 1024 is for programs that use `select`.
-fn raise_open_files_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
-        tracing::warn!("cannot raise the limit of open files: {error}");
     }
 }

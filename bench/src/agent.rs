@@ -193,7 +193,7 @@ impl BenchAgent {
     }
 
     /// Its process, and not the owner of its cache, which may be the next agent already.
-    fn process(&self) -> ProcessStats {
+    pub fn process(&self) -> ProcessStats {
         self.running.process()
     }
 }

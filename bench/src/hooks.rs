@@ -140,6 +140,8 @@ struct PodCosts {
     republish: f64,
     unpublish: f64,
     driver: f64,
+    /// Open files of the agent, for each publication but the first.
+    descriptors: f64,
     fetched: f64,
     /// Requests of all publications but the first.
     publish_requests: f64,
@@ -153,9 +155,9 @@ impl PodCosts {
         let begin = served()?;
         node.publish(0)?;
         let gate = now()? - last_change(&node.agent.cache)?;
-        let staged = served()?;
+        let (staged, open) = (served()?, node.agent.process().open_files()?);
         let publish = percentile((1..PODS).map(|pod| node.publish(pod)))?;
-        let published = served()?;
+        let (published, descriptors) = (served()?, node.agent.process().open_files()? - open);
         let republish = percentile((0..PODS).map(|pod| node.publish(pod)))?;
         let republished = served()?;
         node.base()?;
@@ -167,6 +169,8 @@ impl PodCosts {
             republish,
             unpublish,
             driver,
+            // What comes and goes by itself counts for less than one.
+            descriptors: (descriptors / (PODS - 1) as f64).trunc(),
             fetched: (republished - begin).bytes as f64 / bucket.bytes()? as f64,
             publish_requests: (published - staged).requests as f64,
             republish_requests: (republished - published).requests as f64,
@@ -198,6 +202,9 @@ fn volumes(lab: &BenchEnv, bucket: &BenchBucket) -> Result<Rows> {
         }),
         // All of it once, and the listings.
         figure(&format!("bytes of {PODS} pods"), MeasureUnit::Fetched, 1.01, |costs| costs.fetched),
+        figure(&format!("open files for each of {more} more pods"), MeasureUnit::Descriptors, 0.0, |costs| {
+            costs.descriptors
+        }),
         figure("memory of `bdnfs csi`", MeasureUnit::Mebibytes, MAX_DRIVER_MIB, |costs| costs.driver),
     ];
     Ok(Rows { figures, ..Rows::default() })

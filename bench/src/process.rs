@@ -50,6 +50,15 @@ impl ProcessStats {
         Ok(kib / 1024.0)
     }
 
+    /// How many files it has open.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn open_files(&self) -> Result<f64> {
+        let path = format!("/proc/{}/fd", self.0.as_raw_nonzero());
+        Ok(std::fs::read_dir(&path).with_context(|| format!("cannot list {path}"))?.count() as f64)
+    }
+
     /// Asks it to end, and kills it when it has not ended after `limit`.
     pub fn end(&self, limit: Duration) {
         // What fails here is that it is gone, which is what is wanted.

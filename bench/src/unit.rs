@@ -20,6 +20,8 @@ pub enum MeasureUnit {
     RequestsPerGib,
     /// Requests.
     Requests,
+    /// Open files.
+    Descriptors,
     /// Bytes fetched for each byte that was read.
     Fetched,
     /// Bytes kept for each byte that was given.
@@ -31,12 +33,12 @@ pub enum MeasureUnit {
 }
 
 use MeasureUnit::{
-    Fetched, Files, Instructions, Mebibytes, Megabytes, Requests, RequestsPerGib, Seconds, SecondsPerGib,
-    StoredPerByte, Times,
+    Descriptors, Fetched, Files, Instructions, Mebibytes, Megabytes, Requests, RequestsPerGib, Seconds,
+    SecondsPerGib, StoredPerByte, Times,
 };
 
 /// The suffix of a number, in the order of [`MeasureUnit`].
-const NAMES: [(MeasureUnit, &str); 11] = [
+const NAMES: [(MeasureUnit, &str); 12] = [
     (Megabytes, "MB/s"),
     (Files, "files/s"),
     (Seconds, "s"),
@@ -44,6 +46,7 @@ const NAMES: [(MeasureUnit, &str); 11] = [
     (Mebibytes, "MiB"),
     (RequestsPerGib, "requests/GiB"),
     (Requests, "requests"),
+    (Descriptors, "open files"),
     (Fetched, "bytes fetched/byte read"),
     (StoredPerByte, "bytes kept/byte"),
     (Times, "times"),

@@ -95,8 +95,20 @@ pub async fn publish_until(
     }
 }
 
-/// Ends the publications whose keys begin with `prefix`.
+/// Ends the publications whose keys begin with `prefix`, also when the agent restarts meanwhile.
 pub async fn unpublish_all(client: &Client, prefix: &str) -> Result<(), ClientError> {
+    let begin = Instant::now();
+    loop {
+        match try_unpublish_all(client, prefix).await {
+            Err(error) if error.is_gone() && begin.elapsed() < AGENT_TIMEOUT => {
+                tokio::time::sleep(AGENT_RETRY_INTERVAL).await;
+            }
+            answer => return answer,
+        }
+    }
+}
+
+async fn try_unpublish_all(client: &Client, prefix: &str) -> Result<(), ClientError> {
     let all = client.publications().await?.publications;
     for publication in all.iter().filter(|one| one.key.starts_with(prefix)) {
         client.unpublish(&publication.key).await?;

@@ -21,6 +21,9 @@ pub(crate) const IMAGE_SUFFIX: &str = ".bdnfs";
 /// The mount table of the kernel; described in proc(5).
 const MOUNT_TABLE_PATH: &str = "/proc/self/mountinfo";
 
+/// The process namespace of the first process of a machine, as every Linux names it.
+const FIRST_PROCESS_NAMESPACE: &str = "pid:[4026531836]";
+
 /// The FUSE device.
 const FUSE_DEVICE_PATH: &str = "/dev/fuse";
 
@@ -149,6 +152,23 @@ pub(crate) fn is_shown_anywhere(source: &Path) -> Result<bool> {
 pub fn is_bound_anywhere(directory: &Path) -> Result<bool> {
     let shown = shown_at(&all()?, directory);
     is_mounted_anywhere(|mounted| Some((mounted.device, mounted.root.clone())) == shown)
+}
+
+/// Whether the file system at `mountpoint` is mounted at another path, too, in any mount namespace; false where nothing is mounted.
+/// Copies of the whole mount table, such as those of services, have it at the same path.
+///
+/// # Errors
+/// As [`list`].
+pub fn is_mounted_elsewhere(mountpoint: &Path) -> Result<bool> {
+    let Some(own) = at(mountpoint)? else { return Ok(false) };
+    is_mounted_anywhere(|mounted| mounted.device == own.device && mounted.mountpoint != mountpoint)
+}
+
+/// Whether this process sees those of the whole machine, and their mounts: not so in a container with process ids of its own.
+pub fn sees_all_namespaces() -> bool {
+    let namespace = fs::read_link("/proc/self/ns/pid");
+    namespace.is_ok_and(|namespace| namespace == Path::new(FIRST_PROCESS_NAMESPACE))
+        && rustix::process::geteuid().is_root()
 }
 
 /// The device of `directory`, a path without links, and its path from the root of its file system on.

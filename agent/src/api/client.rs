@@ -23,10 +23,12 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use super::cluster::ClusterStatus;
-use super::{AgentStatus, Failure, MountInfo, MountRequest, StageStatus};
+use super::{AgentStatus, Failure, Health, MountInfo, MountRequest, StageStatus};
 
 /// Status is answered from memory and the local disk; an agent that takes longer is stuck.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+/// Health is answered from memory: less than the timeout of a probe, even on a busy machine.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(8);
 /// A status of ten thousand mounts is far below this.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
@@ -111,6 +113,14 @@ impl Client {
         let late = || self.broken(io::Error::new(io::ErrorKind::TimedOut, "the agent does not respond"));
         let answer = tokio::time::timeout(STATUS_TIMEOUT, self.ask(Method::GET, "/v1/status"));
         answer.await.unwrap_or_else(|_| Err(late()))
+    }
+
+    /// Whether the agent lives, and with `ready`, whether what was mounted before it started is back.
+    pub async fn check_health(&self, ready: bool) -> Result<(), ClientError> {
+        let late = || self.broken(io::Error::new(io::ErrorKind::TimedOut, "the agent does not respond"));
+        let path = if ready { "/readyz" } else { "/healthz" };
+        let answer = tokio::time::timeout(HEALTH_TIMEOUT, self.ask(Method::GET, path)).await;
+        answer.unwrap_or_else(|_| Err(late())).map(|_: Health| ())
     }
 
     /// The members of the agent's cluster.

@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Failure, MirrorRequest};
 
+/// The file in the directory of a Slurm job whose removal ends the publications there.
+pub const SLURM_STATE_FILE: &str = "state";
 /// How many hexadecimal digits of a digest distinguish the publications of a runtime.
 const KEY_DIGEST_LEN: usize = 32;
 /// The longest key: it is the name of a file.

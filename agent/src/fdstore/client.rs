@@ -1,42 +1,38 @@
 //! The agent's end of the fd store: what it gives to it, and what it finds there.
 
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read};
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs_fs::handover::{DentryInvalidator, MountDescriptors};
 use parking_lot::Mutex;
-use rustix::fs::{FlockOperation, OFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, shutdown,
+    socket_with,
 };
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
+use super::lock::FdStoreLock;
 use super::wire::{self, Message, VERSION};
-use super::{FDSTORE_ANSWER_TIMEOUT, HEARTBEAT_INTERVAL};
+use super::{FDSTORE_ANSWER_TIMEOUT, HEARTBEAT_INTERVAL, note};
 use crate::cache;
 use crate::context::Context;
 
-/// The file that the fd store holds locked, in the cache directory.
-const FDSTORE_LOCK_FILE: &str = "holder.lock";
-/// How long an fd store that was killed may take to be gone.
+/// How long an fd store that was killed may take to be gone, when the agent starts.
 const FDSTORE_KILL_TIMEOUT: Duration = Duration::from_secs(20);
-/// How often a killed fd store is looked for.
-const FDSTORE_KILL_POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// The pause before an fd store is started again: one that dies at once is not started over and over.
-const RESTART_PAUSE: Duration = Duration::from_secs(1);
+/// How long mounts and unmounts wait for an fd store to end, or to accept: it is tried again.
+const FDSTORE_RETRY_TIMEOUT: Duration = Duration::from_secs(1);
+/// How many heartbeats in a row may find the connection full: for half a minute the fd store has received nothing.
+const REFUSED_HEARTBEATS_LIMIT: u32 = 15;
 /// How long an fd store that runs as a service may take to be there: after a boot it starts beside the agent.
 const SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often the service is tried.
@@ -49,6 +45,7 @@ const LISTEN_BACKLOG: i32 = 4;
 #[derive(Debug)]
 pub struct FdStore {
     cache: PathBuf,
+    lock: FdStoreLock,
     /// The socket of an fd store that runs as a service, which this agent does not start.
     service: Option<PathBuf>,
     hold: Duration,
@@ -77,9 +74,8 @@ impl FdStore {
     /// # Errors
     /// [`Kind::Disk`]; [`Kind::Timeout`] where an fd store that does not answer can't be killed.
     pub fn find(cache: &Path, hold: Duration) -> Result<(Self, Vec<StoredMount>)> {
-        let (link, child) = (watch::Sender::new(None), Mutex::new(None));
-        let store = Self { cache: cache.into(), service: None, hold, link, child };
-        let Err(owner) = store.lock()? else { return Ok((store, Vec::new())) };
+        let store = Self::new(cache, None, hold);
+        let Err(owner) = store.lock.take()? else { return Ok((store, Vec::new())) };
         let stored = match store.take_all() {
             Ok((socket, stored)) => {
                 store.link.send_replace(Some(Arc::new(socket)));
@@ -87,7 +83,7 @@ impl FdStore {
             }
             Err(error) => {
                 tracing::error!("the mounts that the fd store (process {owner}) has are lost: {error}");
-                store.kill(&owner)?;
+                store.lock.kill_owner(&owner, FDSTORE_KILL_TIMEOUT)?;
                 Vec::new()
             }
         };
@@ -100,18 +96,23 @@ impl FdStore {
     /// # Errors
     /// [`Kind::Unavailable`] where it does not answer.
     pub fn find_service(socket: &Path, hold: Duration) -> Result<(Self, Vec<StoredMount>)> {
-        let (link, child) = (watch::Sender::new(None), Mutex::new(None));
-        let store = Self { cache: PathBuf::new(), service: Some(socket.into()), hold, link, child };
-        let (socket, stored) = store.await_service(|| store.take_all())?;
+        let store = Self::new(Path::new(""), Some(socket), hold);
+        let (socket, stored) = store.await_service()?;
         store.link.send_replace(Some(Arc::new(socket)));
         Ok((store, stored))
     }
 
-    /// Retries `work` until the fd store that runs as a service answers.
-    fn await_service<T>(&self, work: impl Fn() -> io::Result<T>) -> Result<T> {
+    fn new(cache: &Path, service: Option<&Path>, hold: Duration) -> Self {
+        let (link, child) = (watch::Sender::new(None), Mutex::new(None));
+        let service = service.map(Path::to_owned);
+        Self { cache: cache.into(), lock: FdStoreLock::new(cache), service, hold, link, child }
+    }
+
+    /// Receives all that an fd store has that runs as a service, as soon as that is there.
+    fn await_service(&self) -> Result<(OwnedFd, Vec<StoredMount>)> {
         let begin = Instant::now();
         loop {
-            match work() {
+            match self.take_all() {
                 Ok(done) => return Ok(done),
                 Err(error)
                     if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
@@ -119,13 +120,15 @@ impl FdStore {
                 {
                     std::thread::sleep(SERVICE_POLL_INTERVAL);
                 }
-                Err(error) => {
-                    let at = self.socket().display().to_string();
-                    let text = format!("no fd store answers at {at}; start it: bdnfs fdstore --listen {at}");
-                    return Err(Error::with(Kind::Unavailable, text, error));
-                }
+                Err(error) => return Err(self.no_service(error)),
             }
         }
+    }
+
+    fn no_service(&self, error: io::Error) -> Error {
+        let at = self.socket().display().to_string();
+        let text = format!("no fd store answers at {at}; start it: bdnfs fdstore --listen {at}");
+        Error::with(Kind::Unavailable, text, error)
     }
 
     /// Whether there is an fd store that holds mounts for this agent.
@@ -133,21 +136,30 @@ impl FdStore {
         !self.hold.is_zero()
     }
 
-    /// Stores the mount `id`: its `request` with its secrets as JSON, and its descriptors. Starts the fd store where there
-    /// is none. Blocks.
+    /// Stores the mount `id`: its `request` with its secrets as JSON, and its descriptors. Starts the fd store, or connects to the
+    /// service, where there is no connection. Blocks.
     ///
     /// # Errors
-    /// [`Kind::Disk`], [`Kind::Timeout`].
+    /// [`Kind::Disk`], [`Kind::Timeout`], [`Kind::Unavailable`]: then it is to be [connected](Self::connect_or_start) again.
     pub fn put(&self, id: u64, request: String, descriptors: &MountDescriptors) -> Result<()> {
         let mut child = self.child.lock();
+        let link = self.link_or_start(&mut child)?;
+        let (note, file) = note::pack(request).context("cannot store the request")?;
+        let descriptors: Vec<_> = descriptors.iter().chain(file.as_ref().map(AsFd::as_fd)).collect();
+        send(&link, &Message::Keep { id, note }, &descriptors).context("cannot send to the fd store")
+    }
+
+    /// Starts an fd store where there is none, or connects to the service. Blocks, for a moment.
+    ///
+    /// # Errors
+    /// Those of [`put`](Self::put).
+    pub fn connect_or_start(&self) -> Result<()> {
+        self.link_or_start(&mut self.child.lock()).map(drop)
+    }
+
+    fn link_or_start(&self, child: &mut Option<Child>) -> Result<Arc<OwnedFd>> {
         let link = self.link.borrow().clone();
-        let link = match link {
-            Some(link) => link,
-            None => self.start(&mut child).map_err(|e| e.context("cannot start the fd store"))?,
-        };
-        let descriptors: Vec<_> = descriptors.iter().collect();
-        wire::send(link.as_fd(), &Message::Keep { id, note: request }, &descriptors)
-            .context("cannot send to the fd store")
+        link.map_or_else(|| self.start(child).map_err(|e| e.context("cannot start the fd store")), Ok)
     }
 
     /// Removes the mount `id`.
@@ -160,17 +172,23 @@ impl FdStore {
     fn send(&self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> bool {
         let link = self.link.borrow().clone();
         let _one_at_a_time = self.child.lock();
-        link.is_some_and(|link| wire::send(link.as_fd(), message, descriptors).is_ok())
+        link.is_some_and(|link| send(&link, message, descriptors).is_ok())
     }
 
-    /// Sends the fd store a heartbeat at each interval. Never ends.
+    /// Sends the fd store a heartbeat at each interval, and gives up one that has received nothing for half a minute. Never ends.
     pub async fn send_heartbeats(&self) {
+        let mut refused = 0;
         loop {
             tokio::time::sleep(HEARTBEAT_INTERVAL).await;
             let link = self.link.borrow().clone();
             // A message that is being sent counts as a heartbeat.
-            if let (Some(link), Some(_turn)) = (link, self.child.try_lock()) {
-                let _ = wire::send(link.as_fd(), &self.greeting(), &[]);
+            let (Some(link), Some(_turn)) = (link, self.child.try_lock()) else { continue };
+            let sent = wire::try_send(link.as_fd(), &self.greeting());
+            refused =
+                if sent.is_err_and(|error| error.kind() == ErrorKind::WouldBlock) { refused + 1 } else { 0 };
+            if refused >= REFUSED_HEARTBEATS_LIMIT {
+                refused = 0;
+                give_up(&link);
             }
         }
     }
@@ -179,7 +197,7 @@ impl FdStore {
         Message::Hello { version: VERSION, hold: self.hold.as_secs() }
     }
 
-    /// Waits until there was an fd store and it has ended: then nothing is stored.
+    /// Waits until there was an fd store and it has ended: then nothing is stored. Dropping the future forgets nothing.
     pub async fn await_loss(&self) {
         let mut links = self.link.subscribe();
         // The sender lives as long as `self`.
@@ -200,44 +218,6 @@ impl FdStore {
             }
             same
         });
-        tokio::time::sleep(RESTART_PAUSE).await;
-    }
-
-    /// The lock, if it is free; else the process id that its owner wrote there.
-    fn lock(&self) -> Result<std::result::Result<File, String>> {
-        let directory = CacheDirectory::open(&self.cache)?;
-        let open = || {
-            let mut lock = directory.file(FDSTORE_LOCK_FILE, OFlags::RDWR | OFlags::CREATE)?;
-            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => Ok(Ok(lock)),
-                Err(rustix::io::Errno::WOULDBLOCK) => {
-                    let mut owner = String::new();
-                    lock.read_to_string(&mut owner)?;
-                    Ok(Err(owner.trim().to_owned()))
-                }
-                Err(error) => Err(io::Error::from(error)),
-            }
-        };
-        open().with_context(|| format!("cannot lock {}", self.cache.join(FDSTORE_LOCK_FILE).display()))
-    }
-
-    /// Waits until the lock is free.
-    fn await_lock(&self) -> Result<File> {
-        let begin = Instant::now();
-        loop {
-            match self.lock()? {
-                Ok(lock) => return Ok(lock),
-                Err(owner) if begin.elapsed() > FDSTORE_KILL_TIMEOUT => {
-                    let text = format!(
-                        "the fd store of {} (process {owner}) did not exit within {} s",
-                        self.cache.display(),
-                        FDSTORE_KILL_TIMEOUT.as_secs()
-                    );
-                    return Err(Error::new(Kind::Timeout, text));
-                }
-                Err(_) => std::thread::sleep(FDSTORE_KILL_POLL_INTERVAL),
-            }
-        }
     }
 
     fn socket(&self) -> PathBuf {
@@ -247,9 +227,11 @@ impl FdStore {
     /// Connects to the fd store, and says that there is an agent.
     fn connect(&self) -> io::Result<OwnedFd> {
         let socket = new_socket()?;
+        // One that does not accept is tried again.
+        set_socket_timeout(&socket, Timeout::Send, Some(FDSTORE_RETRY_TIMEOUT))?;
+        connect(&socket, &SocketAddrUnix::new(self.socket())?)?;
         set_socket_timeout(&socket, Timeout::Send, Some(FDSTORE_ANSWER_TIMEOUT))?;
         set_socket_timeout(&socket, Timeout::Recv, Some(FDSTORE_ANSWER_TIMEOUT))?;
-        connect(&socket, &SocketAddrUnix::new(self.socket())?)?;
         wire::send(socket.as_fd(), &self.greeting(), &[])?;
         Ok(socket)
     }
@@ -261,7 +243,8 @@ impl FdStore {
         let mut stored = Vec::new();
         loop {
             match wire::receive(socket.as_fd())?.ok_or_else(|| io::Error::other("it has ended"))? {
-                (Message::Keep { id, note: request }, descriptors) => {
+                (Message::Keep { id, note }, mut descriptors) => {
+                    let request = note::unpack(note, &mut descriptors)?;
                     let descriptors = MountDescriptors::new(descriptors);
                     let descriptors =
                         descriptors.ok_or_else(|| io::Error::other("descriptors are missing"))?;
@@ -273,10 +256,10 @@ impl FdStore {
         }
     }
 
-    /// Starts an fd store, or waits for the service, and connects to it.
+    /// Starts an fd store, in the place of one that hangs, or connects to the service.
     fn start(&self, child: &mut Option<Child>) -> Result<Arc<OwnedFd>> {
         if self.service.is_some() {
-            let link = Arc::new(self.await_service(|| self.connect())?);
+            let link = Arc::new(self.connect().map_err(|error| self.no_service(error))?);
             self.link.send_replace(Some(Arc::clone(&link)));
             return Ok(link);
         }
@@ -284,7 +267,11 @@ impl FdStore {
             // The lock tells more: without a link to it, it has ended or is about to.
             let _ = before.try_wait();
         }
-        let lock = self.await_lock()?;
+        let lock = match self.lock.take_within(FDSTORE_RETRY_TIMEOUT)? {
+            Ok(lock) => lock,
+            // This agent has all that it holds.
+            Err(owner) => self.lock.kill_owner(&owner, FDSTORE_RETRY_TIMEOUT)?,
+        };
         let (listener, link) = self.listen().with_context(|| self.socket().display().to_string())?;
         let log = cache::open_log(&self.cache)?;
         let spawn = || {
@@ -306,37 +293,28 @@ impl FdStore {
         let listener = listen_at(&self.socket())?;
         Ok((listener, self.connect()?))
     }
-
-    /// Kills an fd store that does not answer, so that no process waits for its mounts. `owner` is the process id
-    /// that it has where it runs: in another container that is another process here, which is left alone.
-    fn kill(&self, owner: &str) -> Result<()> {
-        if let Some(process) = self.find_process(owner) {
-            let _ = pidfd_send_signal(&process, Signal::KILL);
-        } else if self.lock()?.is_err() {
-            let cache = self.cache.display();
-            let text = format!(
-                "the fd store of {cache} (process {owner}) does not answer, and is not among the processes here: restart it where it runs"
-            );
-            return Err(Error::new(Kind::Timeout, text));
-        }
-        self.await_lock().map(drop)
-    }
-
-    /// The process with the id `pid`, if it is the fd store: its standard output is the locked file.
-    fn find_process(&self, pid: &str) -> Option<OwnedFd> {
-        let id = Pid::from_raw(pid.parse().ok()?)?;
-        // Opened first, so that the process that is checked is the one that is killed.
-        let process = pidfd_open(id, PidfdFlags::empty()).ok()?;
-        let file = |path: PathBuf| fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
-        let output = file(PathBuf::from(format!("/proc/{id}/fd/1")))?;
-        (file(self.cache.join(FDSTORE_LOCK_FILE))? == output).then_some(process)
-    }
 }
 
 impl DentryInvalidator for FdStore {
     fn invalidate(&self, device: BorrowedFd<'_>, parent: u64, name: &[u8]) -> bool {
         self.send(&Message::Expire { parent, name: name.to_owned() }, &[device])
     }
+}
+
+/// Sends a message; an fd store that does not receive it is given up.
+fn send(link: &OwnedFd, message: &Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let sent = wire::send(link.as_fd(), message, descriptors);
+    if sent.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
+        give_up(link);
+    }
+    sent
+}
+
+/// Ends the connection to an fd store that hangs: it is [lost](FdStore::lost). What it has received it keeps.
+fn give_up(link: &OwnedFd) {
+    tracing::warn!("the fd store does not respond");
+    // Fails only where it has ended.
+    let _ = shutdown(link, Shutdown::Both);
 }
 
 /// Listens at `path`, in the place of a socket that was left behind.
@@ -357,33 +335,28 @@ fn new_socket() -> io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::net::socketpair;
+
     use super::*;
 
-    fn store(cache: &Path) -> FdStore {
-        let (link, child) = (watch::Sender::new(None), Mutex::new(None));
-        FdStore { cache: cache.into(), service: None, hold: Duration::from_secs(300), link, child }
-    }
-
-    #[test]
-    fn kill_with_a_reused_process_id_kills_nothing() {
-        let cache = tempfile::tempdir().expect("a directory");
-        let store = store(cache.path());
-        let _lock = store.lock().expect("a lock").expect("free");
-        let mut other = Command::new("sleep").arg("infinity").stdout(Stdio::null()).spawn().expect("sleep");
-        let error = store.kill(&other.id().to_string()).expect_err("it is not the fd store");
-        assert!(error.to_string().contains("restart it where it runs"), "{error}");
-        assert!(other.try_wait().expect("a child").is_none(), "another process was killed");
-        other.kill().expect("a child");
-        other.wait().expect("a child");
-    }
-
-    #[test]
-    fn kill_of_the_fdstore_frees_its_lock() {
-        let cache = tempfile::tempdir().expect("a directory");
-        let store = store(cache.path());
-        let lock = store.lock().expect("a lock").expect("free");
-        let mut owner = Command::new("sleep").arg("infinity").stdout(lock).spawn().expect("sleep");
-        store.kill(&owner.id().to_string()).expect("killed");
-        assert!(!owner.wait().expect("a child").success());
+    #[tokio::test(start_paused = true)]
+    async fn fdstore_that_receives_nothing_is_given_up_and_blocks_nobody() {
+        let (ours, _theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .expect("sockets");
+        let store = FdStore::new(Path::new("/nowhere"), None, Duration::from_secs(300));
+        while wire::try_send(ours.as_fd(), &store.greeting()).is_ok() {}
+        store.link.send_replace(Some(Arc::new(ours)));
+        let (begin, real) = (tokio::time::Instant::now(), Instant::now());
+        tokio::select! {
+            () = store.await_loss() => {}
+            () = store.send_heartbeats() => unreachable!("they never end"),
+        }
+        assert!(store.link.borrow().is_none());
+        assert_eq!(
+            begin.elapsed().as_secs(),
+            u64::from(REFUSED_HEARTBEATS_LIMIT) * HEARTBEAT_INTERVAL.as_secs()
+        );
+        assert!(real.elapsed() < Duration::from_secs(10), "it waited");
     }
 }

@@ -21,7 +21,7 @@ use super::FDSTORE_ANSWER_TIMEOUT;
 use super::heartbeat::{Heartbeats, STOPPED_CHECK_INTERVAL, signal_peer};
 use super::wire::{self, Message, VERSION};
 use crate::context::Context;
-use crate::{runtime, text};
+use crate::{open_files, runtime, text};
 
 /// How long the agent that started it may take to connect.
 const FIRST_AGENT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -48,6 +48,7 @@ pub fn run() -> Result<()> {
 /// [`Kind::Busy`] where another one listens there; [`Kind::Disk`].
 pub fn run_service(path: &Path) -> Result<()> {
     let cannot = || format!("cannot listen at {}", path.display());
+    open_files::raise_limit();
     // New files are for its user alone.
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
     if let Some(directory) = path.parent() {

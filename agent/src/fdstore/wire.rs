@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 /// The version of the protocol, which the agent sends first. Fd store and agent may be of different versions of this program: the
 /// newer one speaks as the older does. What is not known is skipped, and never a reason to let mounts go.
 pub const VERSION: u32 = 1;
-/// The longest message, in bytes: the request of a mount with its secrets, some of which are files of their own, fits.
+/// The longest message, in bytes.
 const MAX_MESSAGE_BYTES: usize = 64 << 10;
-/// The most descriptors that come with one: the queues of a mount and its ledger are fewer.
+/// The most descriptors that come with one: the queues of a mount, its ledger and its request are fewer.
 const MAX_DESCRIPTORS: usize = 32;
 
 /// A message.
@@ -40,6 +40,20 @@ pub enum Message {
 
 /// Sends a message.
 pub fn send(socket: BorrowedFd<'_>, message: &Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send_with(socket, message, descriptors, SendFlags::NOSIGNAL)
+}
+
+/// Sends a message without descriptors, if that needs no wait; else it fails with [`WouldBlock`](io::ErrorKind::WouldBlock).
+pub fn try_send(socket: BorrowedFd<'_>, message: &Message) -> io::Result<()> {
+    send_with(socket, message, &[], SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+}
+
+fn send_with(
+    socket: BorrowedFd<'_>,
+    message: &Message,
+    descriptors: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> io::Result<()> {
     let bytes = serde_json::to_vec(message)?;
     if bytes.len() > MAX_MESSAGE_BYTES || descriptors.len() > MAX_DESCRIPTORS {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the message is too long for the fd store"));
@@ -49,7 +63,7 @@ pub fn send(socket: BorrowedFd<'_>, message: &Message, descriptors: &[BorrowedFd
     if !descriptors.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(descriptors));
     }
-    rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags)?;
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! Handover: the descriptors of mounts go to the [fd store](crate::fdstore), so that the next agent can go on serving them.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bdnfs::error::Result;
 use bdnfs::task::blocking;
@@ -8,6 +9,13 @@ use bdnfs::task::blocking;
 use super::mount::ManagedMount;
 use crate::context::Context;
 use crate::fdstore::FdStore;
+
+/// How often is checked whether the fd store has all mounts.
+const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(2);
+/// The pause before an fd store is started again: one that dies at once is not started over and over.
+const RESTART_PAUSE: Duration = Duration::from_secs(1);
+/// How long an agent that ends waits for an fd store that is away: without it, its mounts end.
+const LAST_STORE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The fd store of a persistent agent; another one has none.
 #[derive(Clone, Debug)]
@@ -24,23 +32,66 @@ impl Handover {
         self.0.is_some()
     }
 
-    /// Stores the descriptors of a mount. Where that fails it ends with this process, and is mounted again by the next.
-    /// Blocks.
+    /// Stores the descriptors of a mount. Where that fails it is [tried again](Self::watch). Blocks.
     pub fn store(&self, managed: &ManagedMount) {
-        let Some(store) = self.0.as_ref().filter(|store| store.is_enabled()) else { return };
+        if let Err(error) = self.try_store(managed) {
+            let at = managed.mountpoint().display();
+            tracing::warn!(
+                "the mount at {at} ends with this agent, unless the fd store takes it later: {error}"
+            );
+        }
+    }
+
+    fn try_store(&self, managed: &ManagedMount) -> Result<()> {
+        let Some(store) = &self.0 else { return Ok(()) };
+        let attachment = managed.attachment();
+        if attachment.is_native() {
+            // The kernel has it.
+            managed.set_stored(true);
+            return Ok(());
+        }
         let put = || -> Result<bool> {
-            let Some(descriptors) = managed.attachment().descriptors()? else { return Ok(false) };
+            let Some(descriptors) = attachment.descriptors()? else { return Ok(false) };
             let request = serde_json::to_string(managed.request()).context("cannot write the request")?;
             store.put(managed.id(), request, &descriptors)?;
             Ok(true)
         };
-        managed.set_stored(put().unwrap_or_else(|error| {
-            let at = managed.mountpoint().display();
-            tracing::warn!(
-                "the mount at {at} ends with this agent and is mounted again by the next: {error}"
-            );
-            false
-        }));
+        let stored = if store.is_enabled() { put() } else { Ok(false) };
+        managed.set_stored(*stored.as_ref().unwrap_or(&false));
+        stored.map(drop)
+    }
+
+    /// Stores those of `mounts` that are not. Returns whether there is an fd store that could take them.
+    async fn store_missing(&self, mounts: Vec<Arc<ManagedMount>>) -> bool {
+        let Some(store) = self.0.clone().filter(|store| store.is_enabled()) else { return true };
+        if mounts.iter().all(|managed| managed.is_stored()) {
+            return true;
+        }
+        let handover = self.clone();
+        let put = move || {
+            store.connect_or_start()?;
+            let stored = || mounts.iter().filter(|managed| managed.is_stored()).count();
+            let before = stored();
+            for managed in mounts.iter().filter(|managed| !managed.is_stored()) {
+                if let Err(error) = handover.try_store(managed) {
+                    tracing::debug!("the mount at {} is not stored: {error}", managed.mountpoint().display());
+                }
+            }
+            if stored() > before {
+                tracing::info!("another fd store has {} of {} mounts", stored(), mounts.len());
+            }
+            Ok(())
+        };
+        let done = blocking(put).await;
+        done.inspect_err(|error| tracing::debug!("there is no fd store: {error}")).is_ok()
+    }
+
+    /// Stores those of `mounts` that are not, before this agent ends: waits for an fd store that is away.
+    pub async fn store_last(&self, mounts: &[Arc<ManagedMount>]) {
+        let begin = Instant::now();
+        while !self.store_missing(mounts.to_vec()).await && begin.elapsed() < LAST_STORE_TIMEOUT {
+            tokio::time::sleep(RESTART_PAUSE).await;
+        }
     }
 
     /// Removes the descriptors of the mount `id`.
@@ -53,22 +104,23 @@ impl Handover {
         let _ = blocking(remove).await;
     }
 
-    /// Stores the descriptors of all `mounts` again whenever the fd store has ended. Never ends.
+    /// Stores the descriptors of all `mounts` again whenever the fd store has ended, as soon as there is another. Never ends.
     pub async fn watch(self, mounts: impl Fn() -> Vec<Arc<ManagedMount>>) {
         let Some(store) = self.0.clone() else { return };
         let heartbeat_store = Arc::clone(&store);
         tokio::spawn(async move { heartbeat_store.send_heartbeats().await });
         loop {
-            store.await_loss().await;
-            tracing::warn!("the fd store of this agent has ended");
-            let (mounts, handover) = (mounts(), self.clone());
-            let put = move || {
-                mounts.iter().for_each(|managed| handover.store(managed));
-                let stored = mounts.iter().filter(|managed| managed.is_stored()).count();
-                tracing::info!("another fd store has {stored} of {} mounts", mounts.len());
-                Ok(())
+            let is_lost = tokio::select! {
+                biased;
+                () = store.await_loss() => true,
+                () = tokio::time::sleep(STORE_RETRY_INTERVAL) => false,
             };
-            let _ = blocking(put).await;
+            if is_lost {
+                tracing::warn!("the fd store of this agent has ended");
+                mounts().iter().for_each(|managed| managed.set_stored(managed.attachment().is_native()));
+                tokio::time::sleep(RESTART_PAUSE).await;
+            }
+            self.store_missing(mounts()).await;
         }
     }
 }

@@ -7,7 +7,9 @@ use super::mount::ManagedMount;
 
 /// Refuses mounts from now on, hands over all whose descriptors the fd store has, and unmounts the others.
 pub async fn hand_over_all(manager: &MountManager) {
-    for managed in close(manager) {
+    let mounts = close(manager);
+    manager.handover.store_last(&mounts).await;
+    for managed in mounts {
         if managed.is_stored() {
             tracing::info!("the mount at {} is left to the next agent", managed.mountpoint().display());
             managed.attachment().hand_over();

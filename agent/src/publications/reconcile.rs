@@ -2,7 +2,9 @@
 //!
 //! A bind that was unmounted from outside (a pod's directory that was removed by hand, a container's crash) ends its
 //! publication; a bind of ours that no publication has is removed. Nothing is asked of the file systems themselves.
+//! A hook or an epilog that was not run, or found no agent, leaves a publication to the end of its container or job as well.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,11 +18,14 @@ use super::base::Base;
 use super::bind::BindTarget;
 use super::publication::Publication;
 use super::record::PublicationRecord;
-use crate::api::publication::Staging;
+use crate::api::publication::{SLURM_STATE_FILE, Staging};
 use crate::mounts::MountPurpose;
 
 /// How often records and mount table are compared. What is left over costs space in the cache, and nothing else.
 pub const RECONCILE_INTERVAL: Duration = Duration::from_secs(5 * 60);
+/// The prefixes of the keys of publications for containers of OCI runtimes, and for jobs of Slurm.
+const OCI_KEY_PREFIX: &str = "oci-";
+const SLURM_KEY_PREFIX: &str = "slurm-";
 
 impl Publications {
     /// The purpose of the mount at `mountpoint` of an earlier run, if it is a base.
@@ -113,21 +118,24 @@ impl Publications {
 
     /// Publishes the named sources, and reconciles, every few minutes. Never ends.
     pub async fn watch(self: Arc<Self>) {
+        let mut unused = HashSet::new();
         loop {
             self.publish_sources().await;
-            if let Err(error) = self.reconcile().await {
-                tracing::warn!("cannot compare publications with the mount table: {error}");
+            match self.reconcile(&unused).await {
+                Ok(found) => unused = found,
+                Err(error) => tracing::warn!("cannot compare publications with the mount table: {error}"),
             }
             tokio::time::sleep(RECONCILE_INTERVAL).await;
         }
     }
 
-    /// Ends publications whose target is not mounted any more, and removes binds that belong to none.
-    async fn reconcile(self: &Arc<Self>) -> Result<()> {
+    /// Ends publications whose target is not mounted any more, whose job has ended, or which no container uses, now nor when `unused`
+    /// was found; and removes binds that belong to none. Returns which no container uses.
+    async fn reconcile(self: &Arc<Self>, unused: &HashSet<String>) -> Result<HashSet<String>> {
         // A publication that was published before the table is read is in it.
         let published: Vec<_> = self.all().into_iter().filter(|one| one.is_published()).collect();
         let publications = Arc::clone(self);
-        let lost = blocking(move || {
+        let compared = blocking(move || {
             let mounted = mounts::all()?;
             let is_there = |path: &Path| mounted.iter().any(|entry| entry.mountpoint == path);
             let lost = published.into_iter().filter(|one| {
@@ -135,16 +143,46 @@ impl Publications {
             });
             let lost: Vec<_> = lost.collect();
             publications.remove_orphans(&mounted);
-            Ok(lost)
+            let ended: Vec<_> = publications.all().into_iter().filter(|one| has_ended_job(one)).collect();
+            Ok((lost, ended, publications.find_unused()?))
         });
-        for publication in lost.await? {
-            tracing::info!(
-                "publication {}: its target was unmounted or is not wanted any more",
-                publication.key
-            );
-            publication.cancel();
+        let (lost, ended, found) = compared.await?;
+        let is_unused = |one: &Arc<Publication>| unused.contains(&one.key) && found.contains(&one.key);
+        let unused = self.all().into_iter().filter(is_unused).collect();
+        let reasons = [
+            (lost, "its target was unmounted or is not wanted any more"),
+            (ended, "its job has ended"),
+            (unused, "no container has it"),
+        ];
+        for (publications, reason) in reasons {
+            for publication in publications {
+                tracing::info!("publication {}: {reason}", publication.key);
+                publication.cancel();
+            }
         }
-        Ok(())
+        Ok(found)
+    }
+
+    /// The publications of containers which no container has mounted, by their keys: its hook may be about to. Not those of a
+    /// container for which others are staged: its hook waits for them. Blocks on the local disk.
+    fn find_unused(&self) -> Result<HashSet<String>> {
+        let container =
+            |one: &Publication| one.key.rsplit_once('-').map(|(container, _)| container.to_owned());
+        let mut all = self.all();
+        all.retain(|one| one.key.starts_with(OCI_KEY_PREFIX) && one.target.is_none());
+        if all.is_empty() || !mounts::sees_all_namespaces() {
+            return Ok(HashSet::new());
+        }
+        let waiting: HashSet<_> =
+            all.iter().filter(|one| !one.is_published()).filter_map(|one| container(one)).collect();
+        all.retain(|one| container(one).is_some_and(|container| !waiting.contains(&container)));
+        let mut unused = HashSet::new();
+        for (publication, base) in all.iter().filter_map(|one| Some((one, one.base()?))) {
+            if !mounts::is_mounted_elsewhere(base.path())? {
+                unused.insert(publication.key.clone());
+            }
+        }
+        Ok(unused)
     }
 
     /// Unbinds those binds of our bases below the target directories that have no publication. Blocks on the local disk.
@@ -178,4 +216,12 @@ fn restore_bind(target: &BindTarget, base: Option<&Base>) -> Result<bool> {
         target.bind(base.path())?;
     }
     Ok(true)
+}
+
+/// Whether the Slurm job has ended for which it was published: its epilog, which removes the state, may have found no agent. Touches
+/// the local disk.
+fn has_ended_job(publication: &Publication) -> bool {
+    let target = publication.target.as_ref().filter(|_| publication.key.starts_with(SLURM_KEY_PREFIX));
+    let state = target.and_then(|target| Some(target.path().parent()?.join(SLURM_STATE_FILE)));
+    state.is_some_and(|state| state.try_exists().is_ok_and(|exists| !exists))
 }

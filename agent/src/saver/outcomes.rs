@@ -7,7 +7,7 @@ use bdnfs::backoff::{Backoff, entropy};
 use bdnfs::checkpoint::{CheckpointId, LOOSE, SavedCheckpoint};
 use bdnfs::error::{Error, Result};
 use bdnfs::task::blocking;
-use bdnfs::volume::{SkipReason, SkippedEntries, UnitState};
+use bdnfs::volume::{SkipReason, SkippedEntries};
 use chrono::{DateTime, Utc};
 use tokio::time::Instant;
 
@@ -240,8 +240,7 @@ impl Saver {
     pub(super) fn count_backlog(&mut self, upload: Option<&SaveTask>) {
         let done = upload.map_or(0, |upload| upload.progress.bytes_done.load(Relaxed));
         let reports = &mut self.record.report;
-        let is_overdue =
-            |name: &String| self.unsealed.remove(name).is_some_and(|(_, is_reported)| *is_reported);
+        let is_overdue = |name: &String| self.unsealed.get(name).is_some_and(|(_, is_reported)| *is_reported);
         let waiting = reports.checkpoints.iter().filter(|one| match one.state {
             CheckpointState::Sealed => true,
             CheckpointState::Writing => is_overdue(&one.name),

@@ -6,6 +6,7 @@ use anyhow::Result;
 use bdnfs_agent::telemetry::traces::OtlpEndpoint;
 use bdnfs_agent::{AgentConfig, AgentServer};
 
+mod check;
 mod cluster;
 mod config;
 mod config_error;
@@ -18,6 +19,8 @@ pub use config::ConfigFile;
 
 use crate::cache::CacheArgs;
 use crate::runtime;
+use check::AgentState;
+
 /// The arguments of `bdnfs agent`, which take precedence over the configuration.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -34,12 +37,16 @@ pub struct AgentCommandArgs {
     /// Stop the running agent and unmount all its mounts
     #[arg(long)]
     stop: bool,
+    /// Check whether the running agent lives or is ready, for probes
+    #[arg(long, value_enum, value_name = "STATE", conflicts_with = "stop")]
+    check: Option<AgentState>,
 }
 
 const EXAMPLES: &str = "Examples:
   bdnfs agent --config /etc/bdnfs/agent.toml
   bdnfs agent --cache-dir /nvme/bdnfs --cache-size 2T
-  bdnfs agent --stop";
+  bdnfs agent --stop
+  bdnfs agent --check ready";
 
 impl AgentCommandArgs {
     /// Reads the configuration. Call once: it may come from a pipe.
@@ -49,7 +56,7 @@ impl AgentCommandArgs {
 
     /// The collector for traces: that of the configuration, else of the environment.
     pub fn collector(&self, config: &ConfigFile) -> Result<Option<OtlpEndpoint>> {
-        if self.stop {
+        if self.stop || self.check.is_some() {
             return Ok(None);
         }
         match config.collector()? {
@@ -59,8 +66,11 @@ impl AgentCommandArgs {
     }
 }
 
-/// Runs the agent until it is told to stop, or stops the running one.
+/// Runs the agent until it is told to stop, or stops or checks the running one.
 pub fn run(args: &AgentCommandArgs, config: ConfigFile) -> Result<()> {
+    if let Some(state) = args.check {
+        return check::run(config.find_socket(&args.cache, args.socket.as_deref())?, state);
+    }
     if args.stop {
         return stop::run(config.find_socket(&args.cache, args.socket.as_deref())?);
     }

@@ -37,3 +37,13 @@ affinity: {{- toYaml . | nindent 2 }}
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
+
+{{- /* Files for a container, of the values: all, and those of the container. */}}
+{{- define "bdnfs.files" -}}
+{{- with (index . 0).Values.caCertificates }}
+- {name: ca-certificates, mountPath: /etc/bdnfs-ca, readOnly: true}
+{{- end }}
+{{- with (index . 1).extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}

@@ -2,9 +2,12 @@
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Child;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use bdnfs_tests::ca::TestCa;
 use bdnfs_tests::freezer::FrozenProcess;
 use bdnfs_tests::mounts::drop_caches;
 use bdnfs_tests::process::eventually;
@@ -15,7 +18,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send,
     socket_with,
 };
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 
 /// Sends a packet.
 fn send_packet(link: &OwnedFd, packet: &str) {
@@ -95,6 +98,9 @@ fn fdstore_met_by_a_newer_agent_keeps_mounts_for_the_next() {
     agent.stop();
 }
 
+/// The soft limit of open files of an fd store that runs as a service: its own, and few mounts'.
+const OPEN_FILES_LIMIT: u64 = 24;
+
 /// An fd store that runs as a service. Dropping it kills it.
 struct FdstoreService(Child);
 
@@ -102,7 +108,19 @@ impl FdstoreService {
     fn start(env: &TestEnv) -> Self {
         let socket = env.machine.directory("run").join("fdstore.sock");
         let mut command = env.machine.command(&["fdstore", "--listen", socket.to_str().unwrap()]);
+        // SAFETY: setrlimit(2) is safe in a child between fork and exec.
+        unsafe {
+            // As service managers and container runtimes start it.
+            command.pre_exec(|| {
+                let limit = getrlimit(Resource::Nofile);
+                Ok(setrlimit(Resource::Nofile, Rlimit { current: Some(OPEN_FILES_LIMIT), ..limit })?)
+            })
+        };
         Self(command.spawn().expect("an fd store"))
+    }
+
+    fn config(env: &TestEnv) -> String {
+        format!("fdstore = {:?}", env.machine.directory("run").join("fdstore.sock"))
     }
 
     fn is_running(&mut self) -> bool {
@@ -121,7 +139,7 @@ impl Drop for FdstoreService {
 fn fdstore_service_keeps_mounts_between_agents_and_stays_when_it_is_empty() {
     let env = TestEnv::new();
     let bytes = env.put("file", 3 << 20);
-    let config = format!("fdstore = {:?}", env.machine.directory("run").join("fdstore.sock"));
+    let config = FdstoreService::config(&env);
     let mut service = FdstoreService::start(&env);
     let agent = env.machine.agent(&config);
     let point = env.machine.mount("s3://bucket", "mnt");
@@ -147,4 +165,96 @@ fn fdstore_service_keeps_mounts_between_agents_and_stays_when_it_is_empty() {
     assert!(service.is_running());
     env.machine.agent(&config).end();
     assert!(service.is_running());
+}
+
+#[test]
+fn fdstore_service_away_for_long_is_given_all_mounts_when_it_is_back() {
+    let env = TestEnv::new();
+    let bytes = env.put("file", 3 << 20);
+    let config = FdstoreService::config(&env);
+    let service = FdstoreService::start(&env);
+    let agent = env.machine.agent(&config);
+    let first = env.machine.mount("s3://bucket", "first");
+    drop(service);
+    eventually("the agent notices it", || agent.log().contains("the fd store of this agent has ended"));
+    let begin = Instant::now();
+    let second = env.machine.mount("s3://bucket", "second");
+    assert!(begin.elapsed() < Duration::from_secs(15), "a mount waited for it: {:?}", begin.elapsed());
+    // Longer than an agent waits for it when it starts.
+    std::thread::sleep(Duration::from_secs(35).saturating_sub(begin.elapsed()));
+    let _service = FdstoreService::start(&env);
+    eventually("it is given all", || agent.log().contains("another fd store has 2 of 2 mounts"));
+    let device = |point: &Path| rustix::fs::stat(point).unwrap().st_dev;
+    let devices = [&first, &second].map(|point| device(point));
+    agent.crash();
+    let agent = env.machine.agent(&config);
+    for (point, before) in [(&first, devices[0]), (&second, devices[1])] {
+        assert_eq!(device(point), before, "{}", agent.log());
+        assert_same(&bytes, &fs::read(point.join("file")).unwrap(), "file");
+    }
+    agent.stop();
+}
+
+#[test]
+fn agent_that_ends_while_its_fdstore_service_is_away_waits_for_it() {
+    let env = TestEnv::new();
+    let config = FdstoreService::config(&env);
+    env.put("file", 1 << 20);
+    let service = FdstoreService::start(&env);
+    let agent = env.machine.agent(&config);
+    let point = env.machine.mount("s3://bucket", "mnt");
+    let device = rustix::fs::stat(&point).unwrap().st_dev;
+    drop(service);
+    eventually("the agent notices it", || agent.log().contains("the fd store of this agent has ended"));
+    kill_process(agent.pid(), Signal::TERM).unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    let _service = FdstoreService::start(&env);
+    agent.gone();
+    let agent = env.machine.agent(&config);
+    assert_eq!(rustix::fs::stat(&point).unwrap().st_dev, device, "{}", agent.log());
+    agent.stop();
+}
+
+#[test]
+fn fdstore_service_with_few_open_files_allowed_holds_more_mounts() {
+    let env = TestEnv::new();
+    env.put("file", 1 << 20);
+    let config = FdstoreService::config(&env);
+    let service = FdstoreService::start(&env);
+    let agent = env.machine.agent(&config);
+    let points: Vec<_> = (0..OPEN_FILES_LIMIT)
+        .map(|number| env.machine.mount("s3://bucket", &format!("mnt-{number}")))
+        .collect();
+    let devices: Vec<_> = points.iter().map(|point| rustix::fs::stat(point).unwrap().st_dev).collect();
+    agent.crash();
+    let agent = env.machine.agent(&config);
+    for (point, device) in points.iter().zip(devices) {
+        assert_eq!(rustix::fs::stat(point).unwrap().st_dev, device, "{}", agent.log());
+    }
+    agent.stop();
+    drop(service);
+}
+
+#[test]
+fn mount_whose_request_is_longer_than_a_message_is_handed_over() {
+    let env = TestEnv::new();
+    let bytes = env.put("file", 3 << 20);
+    let agent = env.machine.agent("");
+    // As long as the bundle of a Linux distribution.
+    let bundle = env.machine.directory("bundle").join("ca.pem");
+    let certificate = fs::read_to_string(TestCa::with(&[], "default").root().join("ca/ca.pem")).unwrap();
+    fs::write(&bundle, certificate.repeat((200 << 10) / certificate.len())).unwrap();
+    let point = env.machine.mount_with("s3://bucket", "mnt", &["--ca-file", bundle.to_str().unwrap()]);
+    let device = rustix::fs::stat(&point).unwrap().st_dev;
+    fs::remove_file(bundle).unwrap();
+    // The second takes what the first has given back.
+    let mut agent = agent;
+    for _ in 0..2 {
+        agent.crash();
+        agent = env.machine.agent("");
+        assert_eq!(rustix::fs::stat(&point).unwrap().st_dev, device, "{}", agent.log());
+        drop_caches();
+        assert_same(&bytes, &fs::read(point.join("file")).unwrap(), "file");
+    }
+    agent.stop();
 }

@@ -50,6 +50,25 @@ fn status_of_a_hung_agent_names_it_and_fails() {
 }
 
 #[test]
+fn agent_check_of_a_hung_or_missing_agent_fails() {
+    let machine = Machine::new();
+    let socket = machine.socket();
+    let checks = ["live", "ready"].map(|state| ["agent", "--socket", text(&socket), "--check", state]);
+    for check in &checks {
+        machine.run(check).fails(&["no agent listens"]);
+    }
+    let agent = machine.agent("");
+    for check in &checks {
+        machine.run(check).succeeds();
+    }
+    let frozen = FrozenProcess::new(agent.pid());
+    machine.run(&checks[0]).fails(&["the agent does not respond"]);
+    drop(frozen);
+    machine.run(&checks[1]).succeeds();
+    agent.stop();
+}
+
+#[test]
 fn status_of_a_cache_whose_agent_was_killed_names_its_mounts_and_fails() {
     let machine = Machine::new();
     let source = machine.directory("source");

@@ -1,5 +1,6 @@
 //! The Helm chart and the manifests of the manual, against the schemas of Kubernetes. `scripts/emulators` installs both.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -7,6 +8,7 @@ use std::process::{Command, Output};
 use bdnfs_tests::kubelet::Kubelet;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::tools::{program, run, target};
+use serde_json::Value;
 use tempfile::TempDir;
 
 /// The versions of Kubernetes that the manual promises.
@@ -50,6 +52,13 @@ fn chart_rendered_is_valid_in_every_promised_version() {
         "csi.events=false",
         "locality.enabled=true",
         "fdstore.image.tag=0.1.0-first",
+        "caCertificates=authorities",
+        "extraVolumes[0].name=node",
+        "extraVolumes[0].secret.secretName=node",
+        "agent.extraVolumeMounts[0].name=node",
+        "agent.extraVolumeMounts[0].mountPath=/etc/bdnfs-node",
+        "csi.extraVolumeMounts[0].name=node",
+        "csi.extraVolumeMounts[0].mountPath=/etc/bdnfs-node",
     ];
     for values in [&[][..], &all] {
         let output = template(values);
@@ -63,11 +72,21 @@ fn chart_rendered_is_valid_in_every_promised_version() {
             // Without it the account is for events.
             assert_eq!(text.contains(part), !values.is_empty() || part == "name: account", "{part}");
         }
+        // Both containers have the files that values name.
+        for (part, count) in
+            [("mountPath: /etc/bdnfs-node", 2), ("mountPath: /etc/bdnfs-ca", 2), ("secretName: node", 1)]
+        {
+            assert_eq!(text.matches(part).count(), if values.is_empty() { 0 } else { count }, "{part}");
+        }
+        // Probes touch no mount.
+        assert!(text.contains("--check, live]") && text.contains("--check, ready]"), "{text}");
         // A new version of the agent leaves the fd store as it is.
         let fdstore = text.split("---\n").find(|document| document.contains("name: bdnfs-fdstore")).unwrap();
         assert!(fdstore.contains("type: OnDelete") && fdstore.contains("drop: [ALL]"), "{fdstore}");
         assert!(!fdstore.contains("checksum/config") && !fdstore.contains("privileged: true"), "{fdstore}");
         assert_eq!(fdstore.contains("bdnfs:0.1.0-first"), !values.is_empty());
+        // It signals an agent that is stopped or hangs.
+        assert!(fdstore.contains("hostPID: true"), "{fdstore}");
     }
 }
 
@@ -76,6 +95,12 @@ fn chart_with_an_unknown_or_wrong_value_is_refused_by_name() {
     for (value, name) in [
         ("agnet.hostNetwork=true", "agnet"),
         ("config.cache_sise=2T", "cache_sise"),
+        ("config.mirror.ulr=s3://mirror", "ulr"),
+        ("config.cluster.seed=a", "seed"),
+        ("config.tenants.a.qouta=1G", "qouta"),
+        ("config.volumes.directory=/x", "directory"),
+        ("config.telemetry.otel=http://x", "otel"),
+        ("config.hold=5m", "hold"),
         ("kubeletDir=kubelet", "kubeletDir"),
         ("tenants.team=a/b", "tenants"),
         ("controller.replicas=0", "replicas"),
@@ -84,6 +109,53 @@ fn chart_with_an_unknown_or_wrong_value_is_refused_by_name() {
         let output = template(&[value]);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(name), "{value}: {said}");
+    }
+}
+
+/// The keys of docs/agent.toml by their sections; what has a name of its own is under `*`.
+fn documented_keys() -> BTreeMap<String, BTreeSet<String>> {
+    let page = fs::read_to_string(repository().join("docs/agent.toml")).unwrap();
+    let (mut section, mut keys) = (String::new(), BTreeMap::<_, BTreeSet<_>>::new());
+    for line in page.lines().filter_map(|line| line.strip_prefix('#')) {
+        if let Some(name) = line.strip_prefix('[') {
+            section = name
+                .trim_end_matches(']')
+                .split_once('.')
+                .map_or_else(|| name.trim_end_matches(']').to_owned(), |(kind, _)| format!("{kind}.*"));
+        } else if let Some((key, _)) = line.split_once(" = ").filter(|_| !line.starts_with(' ')) {
+            keys.entry(section.clone()).or_default().insert(key.to_owned());
+        }
+    }
+    keys
+}
+
+#[test]
+fn chart_takes_the_keys_of_the_agents_configuration() {
+    let schema = fs::read(repository().join("deploy/chart/values.schema.json")).unwrap();
+    let schema: Value = serde_json::from_slice(&schema).unwrap();
+    let config = &schema["properties"]["config"]["properties"];
+    let mut documented = documented_keys();
+    // The chart sets these itself, and a pod has no Docker.
+    for section in ["publications", "docker"] {
+        assert!(documented.remove(section).is_some() && config[section].is_null(), "{section}");
+    }
+    for key in ["cache_dir", "socket", "hold", "fdstore"] {
+        assert!(documented.get_mut("").unwrap().remove(key) && config[key].is_null(), "{key}");
+    }
+    assert_eq!(documented.len(), 7, "{documented:?}");
+    for (section, keys) in documented {
+        let has = match section.split_once('.') {
+            Some((kind, _)) => &config[kind]["additionalProperties"]["properties"],
+            None if section.is_empty() => config,
+            None => &config[section.as_str()]["properties"],
+        };
+        let has: BTreeSet<_> = has.as_object().unwrap().keys().cloned().collect();
+        let missing: Vec<_> = keys.difference(&has).collect();
+        assert!(missing.is_empty(), "[{section}] {missing:?}");
+        let sections = ["mirror", "tenants", "cluster", "sources", "volumes", "telemetry"];
+        let more: Vec<_> = has.difference(&keys).filter(|key| !sections.contains(&key.as_str())).collect();
+        // A named source has the keys of other weights, too, which docs/configuration.md lists.
+        assert!(more.is_empty() || section == "sources.*", "[{section}] {more:?}");
     }
 }
 

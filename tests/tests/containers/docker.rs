@@ -87,7 +87,7 @@ impl Drop for DockerNode {
     }
 }
 
-fn daemon(node: &ContainerNode, script: &str) -> Child {
+pub fn daemon(node: &ContainerNode, script: &str) -> Child {
     let log = node.machine.directory("etc").join("daemons.log");
     let log = File::options().create(true).append(true).open(log).unwrap();
     let mut command = node.machine.program("sh", &["-euc", script]);

@@ -9,6 +9,7 @@ use std::process::Child;
 use bdnfs_tests::command_output::CommandOutput;
 use bdnfs_tests::freezer::FrozenProcess;
 use bdnfs_tests::process::{eventually, kill_and_wait, processes_with_open};
+use rustix::process::Signal;
 
 use crate::oci::{ContainerNode, blocks};
 
@@ -194,4 +195,36 @@ fn slurm_job_with_refused_source_fails_with_the_reason_and_drains_no_node() {
     let output = cluster.user("srun --comment=bdnfs:m=hf://o/m echo started");
     assert!(output.code != Some(0) && output.out.contains("no agent listens"), "{output:?}");
     eventually("the node is idle", || cluster.is_idle());
+}
+
+#[test]
+fn slurm_epilog_while_the_agent_is_away_leaves_nothing() {
+    let mut node = ContainerNode::new("");
+    let source = format!("file://{}", node.source("gpt2", "text").display());
+    let prolog = |node: &ContainerNode, job: u32| {
+        let variables = format!("SLURM_JOB_ID={job} SLURM_JOB_UID=0 SLURM_JOB_COMMENT=bdnfs:m={source}");
+        node.shell(&format!("{variables} bdnfs slurm prolog && SLURM_JOB_ID={job} bdnfs slurm task-prolog"))
+            .succeeds();
+        assert_eq!(node.namespace.mounted().len(), 2, "a base and its bind");
+    };
+    let epilog =
+        |node: &ContainerNode, job: u32| node.shell(&format!("SLURM_JOB_ID={job} bdnfs slurm epilog"));
+    // It waits for an agent that restarts.
+    prolog(&node, 7);
+    let script = "unset BDNFS_SOCKET; SLURM_JOB_ID=7 exec /usr/local/bin/bdnfs slurm epilog";
+    let mut waiting =
+        node.restart_agent(Signal::TERM, |node| node.machine.program("sh", &["-c", script]).spawn().unwrap());
+    assert!(waiting.wait().unwrap().success());
+    node.assert_released();
+    assert!(!node.namespace.path("/run/bdnfs/jobs/7").exists());
+    // One that stays away finds out by itself.
+    prolog(&node, 8);
+    node.restart_agent(Signal::KILL, |node| {
+        let output = epilog(node, 8);
+        assert!(output.code == Some(0) && output.err.contains("no agent listens"), "{output:?}");
+    });
+    eventually("the agent ends what is left of the job", || {
+        node.agent.get("/v1/publications").json()["publications"] == serde_json::json!([])
+    });
+    node.assert_released();
 }

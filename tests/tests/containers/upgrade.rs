@@ -7,6 +7,7 @@ use bdnfs_tests::process::eventually;
 use bdnfs_tests::tools::{program, run, target};
 use serde_json::{Value, json};
 
+use crate::docker::daemon;
 use crate::oci::ContainerNode;
 
 /// Where the kubelet has its pods.
@@ -148,4 +149,29 @@ fn pod_goes_on_reading_while_the_containers_of_agent_and_fdstore_are_replaced() 
     assert!(ended, "{said}");
     agent.node.shell("podman rm --force --time 0 pod").succeeds();
     eventually("no base is mounted", || agent.node.namespace.mounted().is_empty());
+}
+
+#[test]
+fn agent_in_a_container_is_continued_by_an_fdstore_without_capabilities() {
+    let agent = ContainerAgent::new();
+    let source = agent.node.source("source", "the weights");
+    // As the chart has it: it sees the processes of the node, and has no privileges. podman does not do that without cgroups.
+    let mut fdstore = daemon(
+        &agent.node,
+        "exec unshare --mount setpriv --bounding-set -all --inh-caps -all --no-new-privs \
+         /usr/local/bin/bdnfs fdstore --listen /run/bdnfs/fdstore.sock",
+    );
+    agent.start_agent();
+    let request = json!({"source": format!("file://{}", source.display()), "trusted": true, "staging": "lazy",
+        "target": format!("{KUBELET}/pods/pod")});
+    let (published, said) = agent.ask("PUT", "/v1/publications/pod?wait=50", &request);
+    assert!(published, "{said}{}", agent.logs());
+    agent.node.shell("podman kill --signal STOP agent").succeeds();
+    let read = agent.node.shell(&format!("cat {KUBELET}/pods/pod/weights"));
+    assert_eq!(read.out, "the weights", "{read:?}\n{}", agent.logs());
+    let (ended, said) = agent.ask("DELETE", "/v1/publications/pod", &Value::Null);
+    assert!(ended, "{said}");
+    drop(agent);
+    fdstore.kill().unwrap();
+    fdstore.wait().unwrap();
 }

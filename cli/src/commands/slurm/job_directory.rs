@@ -7,12 +7,10 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use bdnfs_agent::api::publication::{PublicationState, publication_key};
+use bdnfs_agent::api::publication::{PublicationState, SLURM_STATE_FILE as STATE_FILE, publication_key};
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use serde::{Deserialize, Serialize};
 
-/// The file with the progress of the sources.
-const STATE_FILE: &str = "state";
 /// The temporary name of a new state file. No source has a dot in its name.
 const NEW_STATE_FILE: &str = "state.new";
 /// The file that the watcher has locked while it runs.
@@ -124,7 +122,7 @@ impl SlurmJobDirectory {
         lock.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared).is_ok())
     }
 
-    /// Removes the state, which says that the job has ended. Returns whether there was one.
+    /// Removes the state, which says that the job has ended, also to the agent. Returns whether there was one.
     pub fn end(&self) -> Result<bool> {
         match fs::remove_file(self.path.join(STATE_FILE)) {
             Ok(()) => Ok(true),
