@@ -20,6 +20,8 @@
 
 mod client;
 mod heartbeat;
+mod invalidations;
+mod invalidator;
 pub mod process;
 mod wire;
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::{Error, Kind, Result};
-use bdnfs_fs::handover::{DentryInvalidator, MountDescriptors};
+use bdnfs_fs::handover::MountDescriptors;
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -24,6 +24,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
+use super::invalidations::PendingInvalidations;
 use super::wire::{self, Message, VERSION};
 use super::{FDSTORE_ANSWER_TIMEOUT, HEARTBEAT_INTERVAL};
 use crate::cache;
@@ -50,12 +51,14 @@ const LISTEN_BACKLOG: i32 = 4;
 pub struct FdStore {
     cache: PathBuf,
     /// The socket of an fd store that runs as a service, which this agent does not start.
-    service: Option<PathBuf>,
+    pub(super) service: Option<PathBuf>,
     hold: Duration,
     /// The connection to it, while there is one.
-    link: watch::Sender<Option<Arc<OwnedFd>>>,
+    pub(super) link: watch::Sender<Option<Arc<OwnedFd>>>,
     /// The connection: one message at a time, and one process.
     child: Mutex<Option<Child>>,
+    /// The invalidations that it was asked for.
+    pub(super) pending: PendingInvalidations,
 }
 
 /// A mount that the fd store has.
@@ -77,8 +80,8 @@ impl FdStore {
     /// # Errors
     /// [`Kind::Disk`]; [`Kind::Timeout`] where an fd store that does not answer can't be killed.
     pub fn find(cache: &Path, hold: Duration) -> Result<(Self, Vec<StoredMount>)> {
-        let (link, child) = (watch::Sender::new(None), Mutex::new(None));
-        let store = Self { cache: cache.into(), service: None, hold, link, child };
+        let (link, child, pending) = Default::default();
+        let store = Self { cache: cache.into(), service: None, hold, link, child, pending };
         let Err(owner) = store.lock()? else { return Ok((store, Vec::new())) };
         let stored = match store.take_all() {
             Ok((socket, stored)) => {
@@ -100,8 +103,8 @@ impl FdStore {
     /// # Errors
     /// [`Kind::Unavailable`] where it does not answer.
     pub fn find_service(socket: &Path, hold: Duration) -> Result<(Self, Vec<StoredMount>)> {
-        let (link, child) = (watch::Sender::new(None), Mutex::new(None));
-        let store = Self { cache: PathBuf::new(), service: Some(socket.into()), hold, link, child };
+        let (link, child, pending) = Default::default();
+        let store = Self { cache: PathBuf::new(), service: Some(socket.into()), hold, link, child, pending };
         let (socket, stored) = store.await_service(|| store.take_all())?;
         store.link.send_replace(Some(Arc::new(socket)));
         Ok((store, stored))
@@ -157,7 +160,7 @@ impl FdStore {
     }
 
     /// Sends a message without an answer. False where there is no fd store.
-    fn send(&self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> bool {
+    pub(super) fn send(&self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> bool {
         let link = self.link.borrow().clone();
         let _one_at_a_time = self.child.lock();
         link.is_some_and(|link| wire::send(link.as_fd(), message, descriptors).is_ok())
@@ -176,7 +179,7 @@ impl FdStore {
     }
 
     fn greeting(&self) -> Message {
-        Message::Hello { version: VERSION, hold: self.hold.as_secs() }
+        Message::Hello { version: VERSION, hold: self.hold.as_secs(), beats: true }
     }
 
     /// Waits until there was an fd store and it has ended: then nothing is stored.
@@ -189,10 +192,10 @@ impl FdStore {
             // SAFETY: what an `OwnedFd` stands for stays the same and open for as long as it lives, and it moves in here.
             let watched = unsafe { AsyncFd::register_with_interest(watched, Interest::READABLE) };
             if let Ok(watched) = watched {
-                // The fd store sends nothing unless it is asked, and the answer is read elsewhere.
-                let _ = watched.readable().await;
+                self.receive_until_end(&watched).await;
             }
         }
+        self.pending.give_up_all();
         self.link.send_if_modified(|now| {
             let same = now.as_ref().zip(link.as_ref()).is_some_and(|(now, link)| Arc::ptr_eq(now, link));
             if same {
@@ -204,7 +207,7 @@ impl FdStore {
     }
 
     /// The lock, if it is free; else the process id that its owner wrote there.
-    fn lock(&self) -> Result<std::result::Result<File, String>> {
+    pub(super) fn lock(&self) -> Result<std::result::Result<File, String>> {
         let directory = CacheDirectory::open(&self.cache)?;
         let open = || {
             let mut lock = directory.file(FDSTORE_LOCK_FILE, OFlags::RDWR | OFlags::CREATE)?;
@@ -320,19 +323,13 @@ impl FdStore {
     }
 
     /// The process with the id `pid`, if it is the fd store: its standard output is the locked file.
-    fn find_process(&self, pid: &str) -> Option<OwnedFd> {
+    pub(super) fn find_process(&self, pid: &str) -> Option<OwnedFd> {
         let id = Pid::from_raw(pid.parse().ok()?)?;
         // Opened first, so that the process that is checked is the one that is killed.
         let process = pidfd_open(id, PidfdFlags::empty()).ok()?;
         let file = |path: PathBuf| fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
         let output = file(PathBuf::from(format!("/proc/{id}/fd/1")))?;
         (file(self.cache.join(FDSTORE_LOCK_FILE))? == output).then_some(process)
-    }
-}
-
-impl DentryInvalidator for FdStore {
-    fn invalidate(&self, device: BorrowedFd<'_>, parent: u64, name: &[u8]) -> bool {
-        self.send(&Message::Expire { parent, name: name.to_owned() }, &[device])
     }
 }
 
@@ -357,8 +354,8 @@ mod tests {
     use super::*;
 
     fn store(cache: &Path) -> FdStore {
-        let (link, child) = (watch::Sender::new(None), Mutex::new(None));
-        FdStore { cache: cache.into(), service: None, hold: Duration::from_secs(300), link, child }
+        let (link, child, pending) = Default::default();
+        FdStore { cache: cache.into(), service: None, hold: Duration::from_secs(300), link, child, pending }
     }
 
     #[test]
