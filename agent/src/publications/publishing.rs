@@ -60,7 +60,7 @@ impl Publications {
         let mounter = self.mounts.mounter();
         let request = mount_request(publication.complete().await)?;
         let note = |text| publication.note(text);
-        self.mirrors.mirror(&mounter.with_defaults(&request).await?, &mounter.cache, &note).await?;
+        self.mirrors.mirror_or_use_cached(mounter, &request, &note).await?;
         // The secrets may have expired meanwhile.
         let request = mount_request(publication.complete().await)?;
         let found = mounter.resolve(&request).await?;

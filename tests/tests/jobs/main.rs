@@ -16,6 +16,7 @@ mod hub_caches;
 mod killed;
 mod killed_savers;
 mod kit;
+mod offline;
 mod posted;
 mod power_cut;
 mod pushed;
