@@ -4,6 +4,7 @@ mod config;
 
 use std::sync::Arc;
 
+use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::cache::eviction::EvictionPause;
 use bdnfs::engine::Engine;
 use bdnfs::error::Kind;
@@ -28,9 +29,6 @@ use crate::publications::Publications;
 use crate::signals::Shutdown;
 use crate::telemetry::scrape::Scrape;
 use crate::volumes::Volumes;
-
-/// The directory of a cache in which the images of native mounts are made.
-const IMAGES_DIRECTORY: &str = "images";
 
 /// An agent: the engine, mounts, jobs and publications of one cache.
 #[derive(Debug)]
@@ -69,7 +67,7 @@ impl Agent {
             engine: engine.clone(),
             socket: socket::of_cache(&cache.dir),
             cache: cache.dir.clone(),
-            superblocks: Arc::new(Superblocks::open(&cache.dir.join(IMAGES_DIRECTORY))?),
+            superblocks: Arc::new(Superblocks::open(&CacheDirectory::open(&cache.dir)?)?),
             defaults: MountDefaults { mirror, secrets, via },
             metrics: Arc::clone(&requests),
             invalidator: store.clone().map(|store| store as _),

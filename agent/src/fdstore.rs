@@ -20,6 +20,8 @@
 
 mod client;
 mod heartbeat;
+mod invalidations;
+mod invalidator;
 mod lock;
 mod note;
 pub mod process;

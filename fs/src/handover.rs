@@ -5,18 +5,28 @@
 
 use std::fmt::Debug;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::Pin;
+use std::sync::Arc;
 use std::{io, iter};
 
 use crate::device::Device;
+
+/// An invalidation under way. Whether it was done; else it has to be done here.
+pub type StartedInvalidation = Pin<Box<dyn Future<Output = bool> + Send>>;
 
 /// Invalidates what the kernel caches, from another process than the one that serves the mount.
 ///
 /// An invalidation may wait for requests on the directory or the file that are under way. A process that waits so can't end,
 /// not even when it is killed, while those requests wait for it alone: another process is not in the way of the next server.
 pub trait DentryInvalidator: Debug + Send + Sync {
-    /// Invalidates `name` in the directory with the node id `node` on `device`, or with an empty name the
-    /// pages of the file `node`. False: it has to be done here.
-    fn invalidate(&self, device: BorrowedFd<'_>, node: u64, name: &[u8]) -> bool;
+    /// Starts to invalidate `name` in the directory with the node id `node` on `device`, or with an empty name the
+    /// pages of the file `node`. `None`: it has to be done here. Blocks on the other process.
+    fn invalidate(
+        self: Arc<Self>,
+        device: BorrowedFd<'_>,
+        node: u64,
+        name: &[u8],
+    ) -> Option<StartedInvalidation>;
 }
 
 /// Invalidates one directory entry on `device`, or the pages of a file where the name is empty. It may wait for long, see

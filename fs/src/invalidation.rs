@@ -2,9 +2,10 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::thread;
 
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 
 use crate::device::Device;
 use crate::handover::DentryInvalidator;
@@ -16,7 +17,7 @@ pub(crate) struct KernelCache {
     device: Arc<Device>,
     /// Invalidates in place of this process.
     invalidator: Option<Arc<dyn DentryInvalidator>>,
-    /// One at a time: it may wait, and the runtime has few threads for what blocks.
+    /// One at a time: each may wait, and take a thread meanwhile.
     turn: Semaphore,
 }
 
@@ -41,14 +42,38 @@ impl KernelCache {
     }
 
     async fn forget(&self, node: u64, name: Vec<u8>) {
-        let (device, invalidator) = (self.device.clone(), self.invalidator.clone());
         let Ok(_turn) = self.turn.acquire().await else { return };
-        let forget = move || {
-            if !invalidator.is_some_and(|invalidator| invalidator.invalidate(device.as_fd(), node, &name)) {
-                // An error means that the kernel doesn't know it, or has let the mount go.
-                let _ = device.invalidate(node, &name);
-            }
+        if !self.invalidate_elsewhere(node, &name).await {
+            self.invalidate_here(node, name).await;
+        }
+    }
+
+    /// Has the other process invalidate. False where there is none, or it did not.
+    async fn invalidate_elsewhere(&self, node: u64, name: &[u8]) -> bool {
+        let Some(invalidator) = self.invalidator.clone() else { return false };
+        let (device, name) = (self.device.clone(), name.to_owned());
+        let start = move || invalidator.invalidate(device.as_fd(), node, &name);
+        match self.runtime.spawn_blocking(start).await {
+            Ok(Some(started)) => started.await,
+            _ => false,
+        }
+    }
+
+    /// Invalidates on a thread of its own: it may wait for reads, and those for the runtime's threads for what blocks.
+    async fn invalidate_here(&self, node: u64, name: Vec<u8>) {
+        let (done, finished) = oneshot::channel::<()>();
+        let device = self.device.clone();
+        let invalidate = move || {
+            // An error means that the kernel doesn't know it, or has let the mount go.
+            let _ = device.invalidate(node, &name);
+            drop(done);
         };
-        let _ = self.runtime.spawn_blocking(forget).await;
+        match thread::Builder::new().name("bdnfs-forget".to_owned()).spawn(invalidate) {
+            // Fails when it is done, which is what is waited for.
+            Ok(_) => drop(finished.await),
+            Err(error) => {
+                tracing::error!(%error, "no thread to invalidate on: the kernel keeps what it caches")
+            }
+        }
     }
 }

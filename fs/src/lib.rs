@@ -368,7 +368,10 @@ impl RemovalListener for Filesystem {
         let key = removal.key();
         let files = match self.snapshot.files_of(key) {
             Ok(files) => files,
-            Err(error) => return tracing::warn!(%error, "cannot tell which files to read anew"),
+            Err(error) => {
+                removal.leave_mark();
+                return tracing::error!(%key, %error, "cannot tell which files to read anew: unmount and mount again");
+            }
         };
         let Some(filesystem) = self.itself.upgrade().filter(|_| !files.is_empty()) else { return };
         tracing::warn!(%key, files = files.len(), "damaged data is read anew");

@@ -35,12 +35,19 @@ impl Removal {
     pub fn key(&self) -> &Key {
         &self.0.key
     }
+
+    /// Leaves the mark to the next process: not all who served the content can be told.
+    pub fn leave_mark(&self) {
+        self.0.is_left.store(true, Relaxed);
+    }
 }
 
 #[derive(Debug)]
 struct Mark {
     marks: Arc<RemovalMarks>,
     key: Key,
+    /// Whether it stays when the removal has been seen to its end.
+    is_left: AtomicBool,
 }
 
 impl Drop for Mark {
@@ -49,7 +56,7 @@ impl Drop for Mark {
         let is_removed_again = live.get(&self.key).is_none_or(|mark| mark.strong_count() > 0);
         if !is_removed_again {
             live.remove(&self.key);
-            if self.marks.serves_all.load(Relaxed) {
+            if self.marks.serves_all.load(Relaxed) && !self.is_left.load(Relaxed) {
                 let name = self.key.to_string();
                 let _ = rustix::fs::unlinkat(self.marks.directory.descriptor(), name, AtFlags::empty());
             }
@@ -72,8 +79,9 @@ impl RemovalMarks {
         if let Some(mark) = live.get(key).and_then(Weak::upgrade) {
             return Removal(mark);
         }
-        let mark = Arc::new(Mark { marks: Arc::clone(self), key: *key });
-        live.insert(*key, Arc::downgrade(&mark));
+        let (marks, key, is_left) = (Arc::clone(self), *key, AtomicBool::new(false));
+        let mark = Arc::new(Mark { marks, key, is_left });
+        live.insert(key, Arc::downgrade(&mark));
         Removal(mark)
     }
 
@@ -119,6 +127,10 @@ mod tests {
         assert_eq!(files(), 1, "it was removed again meanwhile");
         drop(again);
         assert_eq!(files(), 0);
+        let unheard = next.mark(&one);
+        unheard.leave_mark();
+        drop(unheard);
+        assert_eq!(files(), 1, "not all could be told");
         let cancelled = next.mark(&one);
         next.leave();
         drop(cancelled);

@@ -30,9 +30,10 @@ pub struct ScrubTotals {
     pub bytes: u64,
     /// Blobs without a known digest, or that are being fetched now.
     pub unknown: u64,
-    /// Damaged content that was removed: the path of a file, or the blob's key where that is unknown. A file
-    /// that an earlier scrub removed stays listed as long as a program has it open.
+    /// Damaged content that was removed: the path of a file, or the blob's key where that is unknown.
     pub damaged: Vec<String>,
+    /// Damaged files that were removed before, and that a program has open.
+    pub still_open: Vec<String>,
 }
 
 /// Outcome of the check of one blob.
@@ -53,9 +54,9 @@ pub fn scrub(cache: &Cache, give_up: &AtomicBool) -> Result<ScrubTotals> {
     let (found, still_open) = (cache.partition.scan(), cache.partition.still_open());
     let mut totals = verify(cache, &found, &|_| !give_up.load(Relaxed))?;
     let still_open = names(&cache.partition, &still_open)?.into_iter();
-    totals.damaged.extend(
-        still_open.map(|name| format!("{name}: removed before, and still open; close and reopen it")),
-    );
+    totals.still_open = still_open
+        .map(|name| format!("{name}: removed before, and still open; close and reopen it"))
+        .collect();
     Ok(totals)
 }
 

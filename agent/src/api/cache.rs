@@ -32,6 +32,9 @@ pub struct ScrubPass {
     pub bytes: u64,
     /// Damaged content that was removed, a line for each.
     pub damaged: Vec<String>,
+    /// Blobs that nothing is known to hold against, or that were being fetched.
+    #[serde(default)]
+    pub unknown: u64,
 }
 
 /// A tenant's content of a cache.
@@ -117,6 +120,9 @@ pub struct VerifyReport {
     pub bytes: u64,
     /// Blobs that nothing is known to hold against, or that are being fetched now.
     pub unknown: u64,
-    /// Damaged content that was removed, a line for each.
+    /// Damaged content, a line for each: what was removed, and then files that were removed before and are still open.
     pub damaged: Vec<String>,
+    /// How many of `damaged` were removed before.
+    #[serde(default)]
+    pub still_open: u64,
 }

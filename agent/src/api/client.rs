@@ -29,6 +29,9 @@ use super::{AgentStatus, Failure, Health, MountInfo, MountRequest, StageStatus};
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Health is answered from memory: less than the timeout of a probe, even on a busy machine.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(8);
+/// How long an agent may take to say that it lives, before it is asked for what may take long. One that is stopped never does; one
+/// that starts may wait for its fd store first.
+const LIVENESS_TIMEOUT: Duration = Duration::from_secs(10);
 /// A status of ten thousand mounts is far below this.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
@@ -44,6 +47,9 @@ pub enum ClientError {
     /// No agent listens at the socket.
     #[error("no agent listens at {}", .0.display())]
     NotRunning(PathBuf),
+    /// The agent lives and does nothing, such as one that a signal has stopped.
+    #[error("the agent at {} does not respond within {} s", .0.display(), LIVENESS_TIMEOUT.as_secs())]
+    Unresponsive(PathBuf),
     /// The agent ended, or hung up, before it answered.
     #[error("the agent at {} ended before it responded", .0.display())]
     Disconnected(PathBuf),
@@ -61,7 +67,7 @@ impl ClientError {
         match self {
             Self::NotRunning(_) | Self::Disconnected(_) => true,
             Self::Failed(failure) => failure.kind == Failure::CLOSING,
-            Self::Socket(..) => false,
+            Self::Unresponsive(_) | Self::Socket(..) => false,
         }
     }
 
@@ -111,7 +117,7 @@ impl Client {
     /// The status of the agent and its mounts.
     pub async fn status(&self) -> Result<AgentStatus, ClientError> {
         let late = || self.broken(io::Error::new(io::ErrorKind::TimedOut, "the agent does not respond"));
-        let answer = tokio::time::timeout(STATUS_TIMEOUT, self.ask(Method::GET, "/v1/status"));
+        let answer = tokio::time::timeout(STATUS_TIMEOUT, self.read("/v1/status"));
         answer.await.unwrap_or_else(|_| Err(late()))
     }
 
@@ -142,7 +148,19 @@ impl Client {
         Q: Serialize,
         A: DeserializeOwned,
     {
+        let alive = tokio::time::timeout(LIVENESS_TIMEOUT, self.read::<Health>("/healthz"));
+        match alive.await.map_err(|_| ClientError::Unresponsive(self.socket.clone()))? {
+            Err(error) if error.is_gone() => return Err(error),
+            // Any other answer says that it lives.
+            _ => {}
+        }
         let (_, answer) = self.exchange(method, path, body).await?;
+        serde_json::from_slice(&answer).map_err(|e| self.broken(e.into()))
+    }
+
+    /// What the agent answers from its memory.
+    async fn read<A: DeserializeOwned>(&self, path: &str) -> Result<A, ClientError> {
+        let (_, answer) = self.exchange(Method::GET, path, None::<&()>).await?;
         serde_json::from_slice(&answer).map_err(|e| self.broken(e.into()))
     }
 

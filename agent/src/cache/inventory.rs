@@ -95,14 +95,17 @@ pub fn pin(node: &NodeCache, selection: &SnapshotSelection, pin: bool) -> Result
 
 /// Reads everything, and removes what is not right. Ends early when `give_up` is set.
 pub fn verify(node: &NodeCache, give_up: &AtomicBool) -> Result<VerifyReport> {
-    let mut sum = VerifyReport::default();
+    let (mut sum, mut still_open) = (VerifyReport::default(), Vec::new());
     for partition in node.partitions() {
         let one = scrub::scrub(&node.tenant(partition.layout.tenant())?, give_up)?;
         sum.blobs += one.blobs;
         sum.bytes += one.bytes;
         sum.unknown += one.unknown;
         sum.damaged.extend(one.damaged);
+        still_open.extend(one.still_open);
     }
+    sum.still_open = still_open.len() as u64;
+    sum.damaged.extend(still_open);
     Ok(sum)
 }
 

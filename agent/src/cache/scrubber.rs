@@ -173,6 +173,7 @@ fn scrub_due(engine: &Engine, interval: Duration, stats: &ScrubStats, pace: Scru
             stats.damaged.fetch_add(totals.damaged.len() as u64, Relaxed);
             pass.blobs += totals.blobs;
             pass.bytes += totals.bytes;
+            pass.unknown += totals.unknown;
             for damaged in totals.damaged {
                 tracing::warn!("the scrubber found damaged data in the cache and removed it: {damaged}");
                 pass.damaged.push(damaged);

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bdnfs::blob::Key;
-use bdnfs::error::{Kind, Result};
+use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::{Ref, source_key};
 use bdnfs::mirroring::{MirrorOutcome, MirrorProgress, mirror_uri};
@@ -18,8 +18,9 @@ use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::sleep;
 
-use crate::api::MountRequest;
+use crate::api::{ApiResult, MountRequest};
 use crate::mirror::{self, MIRROR_CONFIG};
+use crate::mounts::Mounter;
 use crate::text;
 
 /// How often the progress is reported.
@@ -81,8 +82,7 @@ impl MirrorQueue {
         match add(&mirror, &uri, patterns, request, progress).await {
             Ok(published) => note(text::mirror_outcome(&published)),
             Err(error) => {
-                let away = matches!(error.kind(), Kind::Unavailable | Kind::Timeout);
-                let found = if away { mirror.find(&key).await.ok().flatten() } else { None };
+                let found = if is_away(&error) { mirror.find(&key).await.ok().flatten() } else { None };
                 let Some(Ref { listed, .. }) = found else {
                     return Err(error.context(format!("cannot mirror {uri}")));
                 };
@@ -91,6 +91,28 @@ impl MirrorQueue {
             }
         }
         Ok(())
+    }
+
+    /// [Mirrors](Self::mirror) the source of `request`, with the defaults of `mounter`. Where nobody answers and the cache has all of
+    /// a snapshot, that will do.
+    ///
+    /// # Errors
+    /// Those of the origin, the mirror and the local disk.
+    pub async fn mirror_or_use_cached(
+        &self,
+        mounter: &Mounter,
+        request: &MountRequest,
+        note: &(dyn Fn(String) + Send + Sync),
+        progress: &(dyn Fn(String) + Send + Sync),
+    ) -> ApiResult<()> {
+        let completed = mounter.with_defaults(request).await?;
+        match self.mirror(&completed, &mounter.cache, note, progress).await {
+            Err(error) if is_away(&error) && mounter.is_cached(request).await? => {
+                note(format!("goes on with what the cache has: {error}"));
+                Ok(())
+            }
+            mirrored => Ok(mirrored?),
+        }
     }
 
     /// Mirrors the source of `request` once more, with `damaged` blobs of it, which its origin still has.
@@ -125,6 +147,11 @@ impl MirrorQueue {
         locks.insert(key, Arc::downgrade(&lock));
         lock
     }
+}
+
+/// Whether `error` is that nobody answers.
+fn is_away(error: &Error) -> bool {
+    matches!(error.kind(), Kind::Unavailable | Kind::Timeout)
 }
 
 /// Mirrors the source of `request`. `progress` is told how far it is. Dropping the future cancels that.

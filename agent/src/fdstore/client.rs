@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bdnfs::error::{Error, Kind, Result};
-use bdnfs_fs::handover::{DentryInvalidator, MountDescriptors};
+use bdnfs_fs::handover::MountDescriptors;
 use parking_lot::Mutex;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -21,6 +21,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
+use super::invalidations::PendingInvalidations;
 use super::lock::FdStoreLock;
 use super::wire::{self, Message, VERSION};
 use super::{FDSTORE_ANSWER_TIMEOUT, HEARTBEAT_INTERVAL, note};
@@ -45,14 +46,16 @@ const LISTEN_BACKLOG: i32 = 4;
 #[derive(Debug)]
 pub struct FdStore {
     cache: PathBuf,
-    lock: FdStoreLock,
+    pub(super) lock: FdStoreLock,
     /// The socket of an fd store that runs as a service, which this agent does not start.
-    service: Option<PathBuf>,
+    pub(super) service: Option<PathBuf>,
     hold: Duration,
     /// The connection to it, while there is one.
-    link: watch::Sender<Option<Arc<OwnedFd>>>,
+    pub(super) link: watch::Sender<Option<Arc<OwnedFd>>>,
     /// The connection: one message at a time, and one process.
     child: Mutex<Option<Child>>,
+    /// The invalidations that it was asked for.
+    pub(super) pending: PendingInvalidations,
 }
 
 /// A mount that the fd store has.
@@ -103,9 +106,9 @@ impl FdStore {
     }
 
     fn new(cache: &Path, service: Option<&Path>, hold: Duration) -> Self {
-        let (link, child) = (watch::Sender::new(None), Mutex::new(None));
+        let (link, child, pending) = Default::default();
         let service = service.map(Path::to_owned);
-        Self { cache: cache.into(), lock: FdStoreLock::new(cache), service, hold, link, child }
+        Self { cache: cache.into(), lock: FdStoreLock::new(cache), service, hold, link, child, pending }
     }
 
     /// Receives all that an fd store has that runs as a service, as soon as that is there.
@@ -169,7 +172,7 @@ impl FdStore {
     }
 
     /// Sends a message without an answer. False where there is no fd store.
-    fn send(&self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> bool {
+    pub(super) fn send(&self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> bool {
         let link = self.link.borrow().clone();
         let _one_at_a_time = self.child.lock();
         link.is_some_and(|link| send(&link, message, descriptors).is_ok())
@@ -194,7 +197,7 @@ impl FdStore {
     }
 
     fn greeting(&self) -> Message {
-        Message::Hello { version: VERSION, hold: self.hold.as_secs() }
+        Message::Hello { version: VERSION, hold: self.hold.as_secs(), beats: true }
     }
 
     /// Waits until there was an fd store and it has ended: then nothing is stored. Dropping the future forgets nothing.
@@ -207,10 +210,10 @@ impl FdStore {
             // SAFETY: what an `OwnedFd` stands for stays the same and open for as long as it lives, and it moves in here.
             let watched = unsafe { AsyncFd::register_with_interest(watched, Interest::READABLE) };
             if let Ok(watched) = watched {
-                // The fd store sends nothing unless it is asked, and the answer is read elsewhere.
-                let _ = watched.readable().await;
+                self.receive_until_end(&watched).await;
             }
         }
+        self.pending.give_up_all();
         self.link.send_if_modified(|now| {
             let same = now.as_ref().zip(link.as_ref()).is_some_and(|(now, link)| Arc::ptr_eq(now, link));
             if same {
@@ -292,12 +295,6 @@ impl FdStore {
     fn listen(&self) -> io::Result<(OwnedFd, OwnedFd)> {
         let listener = listen_at(&self.socket())?;
         Ok((listener, self.connect()?))
-    }
-}
-
-impl DentryInvalidator for FdStore {
-    fn invalidate(&self, device: BorrowedFd<'_>, parent: u64, name: &[u8]) -> bool {
-        self.send(&Message::Expire { parent, name: name.to_owned() }, &[device])
     }
 }
 

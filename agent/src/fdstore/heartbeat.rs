@@ -20,8 +20,9 @@ pub const STOPPED_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The heartbeats of one agent.
 #[derive(Debug)]
 pub struct Heartbeats {
-    /// Number of greetings: an older agent greets once, and nothing is expected of it.
-    greetings: u32,
+    /// Whether heartbeats are expected: an older agent greets once, and does not say that it will send more.
+    are_expected: bool,
+    was_greeted: bool,
     missed: u32,
     since: Instant,
     /// Whether it was stopped at the last check.
@@ -31,19 +32,20 @@ pub struct Heartbeats {
 impl Heartbeats {
     /// The heartbeats of an agent that has connected at `now`.
     pub fn new(now: Instant) -> Self {
-        Self { greetings: 0, missed: 0, since: now, was_stopped: false }
+        Self { are_expected: false, was_greeted: false, missed: 0, since: now, was_stopped: false }
     }
 
-    /// Records a greeting at `now`.
-    pub fn record_greeting(&mut self, now: Instant) {
-        self.greetings += 1;
+    /// Records a greeting at `now`, which may say that the agent `beats`. A version of the past sent more and did not say it.
+    pub fn record_greeting(&mut self, now: Instant, beats: bool) {
+        self.are_expected |= beats || self.was_greeted;
+        self.was_greeted = true;
         (self.missed, self.since) = (0, now);
     }
 
     /// Counts a heartbeat as missed at `now` when one is due, and returns whether the agent hangs. However much time has passed, it
     /// counts as one: this process may have been stopped, too.
     pub fn count_missed(&mut self, now: Instant) -> bool {
-        if self.greetings > 1 && now.duration_since(self.since) >= HEARTBEAT_INTERVAL * 2 {
+        if self.are_expected && now.duration_since(self.since) >= HEARTBEAT_INTERVAL * 2 {
             self.missed += 1;
             self.since = now - HEARTBEAT_INTERVAL;
         }
@@ -92,12 +94,17 @@ mod tests {
         let start = Instant::now();
         let at = |beats: u32| start + HEARTBEAT_INTERVAL * beats;
         let mut heartbeats = Heartbeats::new(start);
-        heartbeats.record_greeting(start);
+        heartbeats.record_greeting(start, false);
         assert!(!heartbeats.count_missed(at(1000)), "an older agent greets once");
-        heartbeats.record_greeting(at(1000));
+        heartbeats.record_greeting(at(1000), false);
         assert!(!heartbeats.count_missed(at(9000)), "this process itself may have stood still");
-        heartbeats.record_greeting(at(9001));
+        heartbeats.record_greeting(at(9001), false);
         assert!((1..=MISSED_LIMIT).all(|beat| !heartbeats.count_missed(at(9001 + beat))));
         assert!(heartbeats.count_missed(at(9001 + MISSED_LIMIT + 1)));
+        // One that says it may hang before the next.
+        let mut heartbeats = Heartbeats::new(start);
+        heartbeats.record_greeting(start, true);
+        assert!((2..=MISSED_LIMIT).all(|beat| !heartbeats.count_missed(at(beat))));
+        assert!(heartbeats.count_missed(at(MISSED_LIMIT + 1)));
     }
 }

@@ -93,7 +93,7 @@ impl FdStoreLock {
     }
 
     /// The process with the id `pid`, if it is the fd store: its standard output is the locked file.
-    fn find_process(&self, pid: &str) -> Option<OwnedFd> {
+    pub fn find_process(&self, pid: &str) -> Option<OwnedFd> {
         let id = Pid::from_raw(pid.parse().ok()?)?;
         // Opened first, so that the process that is checked is the one that is killed.
         let process = pidfd_open(id, PidfdFlags::empty()).ok()?;

@@ -9,8 +9,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bdnfs::error::{Error, Kind, Result};
-use bdnfs_fs::handover::{self, MountDescriptors};
-use crossbeam::channel::{self, Sender};
+use bdnfs_fs::handover::MountDescriptors;
+use crossbeam::channel::Sender;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -19,14 +19,13 @@ use rustix::process::Signal;
 
 use super::FDSTORE_ANSWER_TIMEOUT;
 use super::heartbeat::{Heartbeats, STOPPED_CHECK_INTERVAL, signal_peer};
+use super::invalidator::{self, Invalidation};
 use super::wire::{self, Message, VERSION};
 use crate::context::Context;
 use crate::{open_files, runtime, text};
 
 /// How long the agent that started it may take to connect.
 const FIRST_AGENT_TIMEOUT: Duration = Duration::from_secs(60);
-/// How many invalidations may wait. While so many do, nothing more is received from the agent.
-const INVALIDATION_QUEUE_LEN: usize = 1024;
 /// How often a full queue is checked.
 const FULL_QUEUE_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -71,20 +70,6 @@ pub fn run_service(path: &Path) -> Result<()> {
     FdStoreProcess::new(true)?.serve()
 }
 
-/// A directory entry that the kernel is to look up again: on which device, in which directory.
-type Invalidation = (OwnedFd, u64, Vec<u8>);
-
-/// Starts the thread that invalidates directory entries: it may have to wait for an agent's answers.
-fn start_invalidator() -> Result<Sender<Invalidation>> {
-    let (invalidations, queue) = channel::bounded::<Invalidation>(INVALIDATION_QUEUE_LEN);
-    let invalidate = move || {
-        queue.iter().for_each(|(device, parent, name)| handover::invalidate_dentry(device, parent, &name))
-    };
-    let thread = std::thread::Builder::new().name("invalidator".to_owned());
-    thread.spawn(invalidate).context("cannot start a thread")?;
-    Ok(invalidations)
-}
-
 /// The process of an fd store, and the agent that is connected.
 struct FdStoreProcess {
     store: HeldMounts,
@@ -124,7 +109,7 @@ struct PollEvents {
 
 impl FdStoreProcess {
     fn new(stays: bool) -> Result<Self> {
-        let store = HeldMounts { mounts: BTreeMap::new(), hold: None, invalidations: start_invalidator()? };
+        let store = HeldMounts { mounts: BTreeMap::new(), hold: None, invalidations: invalidator::start()? };
         let now = Instant::now();
         Ok(Self { store, agent: None, heartbeats: Heartbeats::new(now), alone_since: now, stays })
     }
@@ -212,8 +197,8 @@ impl FdStoreProcess {
         let Some(agent) = &self.agent else { return };
         let done = match wire::receive(agent.as_fd()) {
             Ok(Some((message, descriptors))) => {
-                if matches!(message, Message::Hello { .. }) {
-                    self.heartbeats.record_greeting(Instant::now());
+                if let Message::Hello { beats, .. } = message {
+                    self.heartbeats.record_greeting(Instant::now(), beats);
                 }
                 self.store.handle(agent, message, descriptors)
             }
@@ -274,11 +259,11 @@ impl HeldMounts {
     /// Handles one message of the agent.
     fn handle(&mut self, agent: &OwnedFd, message: Message, descriptors: Vec<OwnedFd>) -> io::Result<()> {
         match message {
-            Message::Hello { version, hold } => {
+            Message::Hello { version, hold, .. } => {
                 self.hold = Some(Duration::from_secs(hold));
                 // An agent of this version or an older one expects no answer.
                 if version > VERSION {
-                    wire::send(agent.as_fd(), &Message::Hello { version: VERSION, hold }, &[])?;
+                    wire::send(agent.as_fd(), &Message::Hello { version: VERSION, hold, beats: false }, &[])?;
                 }
             }
             Message::Keep { id, note: request } => {
@@ -294,14 +279,29 @@ impl HeldMounts {
                 }
                 wire::send(agent.as_fd(), &Message::Done, &[])?;
             }
-            Message::Expire { parent, name } => {
-                let device = descriptors.into_iter().next().ok_or(ErrorKind::InvalidData)?;
-                // The queue is full only if the agent has ended: its last messages must not keep the next one waiting.
-                let _ = self.invalidations.try_send((device, parent, name));
+            Message::Expire { parent, name } => self.invalidate(parent, name, descriptors, None)?,
+            Message::Invalidate { id, node, name } => {
+                // Without it, the agent invalidates by itself when it has waited.
+                let acknowledge = agent.try_clone().ok().map(|agent| (agent, id));
+                self.invalidate(node, name, descriptors, acknowledge)?;
             }
-            Message::Done => {}
+            Message::Done | Message::Invalidated { .. } => {}
             Message::Unknown => wire::send(agent.as_fd(), &Message::Unknown, &[])?,
         }
+        Ok(())
+    }
+
+    /// Queues an invalidation on the device that is the first of `descriptors`.
+    fn invalidate(
+        &self,
+        node: u64,
+        name: Vec<u8>,
+        descriptors: Vec<OwnedFd>,
+        acknowledge: Option<(OwnedFd, u64)>,
+    ) -> io::Result<()> {
+        let device = descriptors.into_iter().next().ok_or(ErrorKind::InvalidData)?;
+        // The queue is full only if the agent has ended: its last messages must not keep the next one waiting.
+        let _ = self.invalidations.try_send(Invalidation { device, node, name, acknowledge });
         Ok(())
     }
 }
@@ -313,6 +313,7 @@ fn listener() -> BorrowedFd<'static> {
 
 #[cfg(test)]
 mod tests {
+    use crossbeam::channel;
     use rustix::net::{AddressFamily, SocketType, socketpair};
 
     use super::*;
@@ -336,7 +337,9 @@ mod tests {
     fn fdstore_with_an_agent_of_any_version_keeps_its_mounts() {
         for version in [0, VERSION, VERSION + 1] {
             let (mut store, ours, theirs) = store();
-            store.handle(&ours, Message::Hello { version, hold: 9 }, Vec::new()).expect("understood");
+            store
+                .handle(&ours, Message::Hello { version, hold: 9, beats: false }, Vec::new())
+                .expect("understood");
             assert_eq!((store.mounts.len(), store.hold), (1, Some(Duration::from_secs(9))), "{version}");
             let answer = wire::receive(theirs.as_fd()).ok().flatten().map(|(message, _)| message);
             // Only a newer agent expects an answer.
@@ -373,8 +376,7 @@ mod tests {
                     process.receive();
                 }
             }
-            let (_, parent, _) = queue.try_recv().expect("one is there, the others wait");
-            invalidated.push(parent);
+            invalidated.push(queue.try_recv().expect("one is there, the others wait").node);
         }
         assert_eq!(invalidated, [0, 1, 2, 3, 4]);
     }

@@ -22,14 +22,24 @@ const MAX_DESCRIPTORS: usize = 32;
 /// A message.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Message {
-    /// The agent's first: its version, and how long to hold without an agent, in seconds.
-    Hello { version: u32, hold: u64 },
+    /// The agent's first: its version, how long to hold without an agent, in seconds, and whether it will send heartbeats: more of these.
+    Hello {
+        version: u32,
+        hold: u64,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        beats: bool,
+    },
     /// Store a mount under its id, or a stored one: its request as JSON, and its descriptors.
     Keep { id: u64, note: String },
     /// Remove a mount.
     Forget { id: u64 },
     /// Invalidate this name in the directory with this node id, on the one descriptor that comes along.
     Expire { parent: u64, name: Vec<u8> },
+    /// Like [`Expire`](Self::Expire), or with an empty name the pages of the file with this node id; answered by
+    /// [`Invalidated`](Self::Invalidated) when it is done.
+    Invalidate { id: u64, node: u64, name: Vec<u8> },
+    /// The kernel has done the invalidation `id`.
+    Invalidated { id: u64 },
     /// Send all that is stored: a [`Keep`](Self::Keep) for each mount, and then [`Done`](Self::Done).
     Give,
     /// All was sent.
@@ -69,15 +79,25 @@ fn send_with(
 
 /// Receives the next message, with its descriptors; `None`: the other side has ended.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
+    receive_with(socket, RecvFlags::empty())
+}
+
+/// Receives the next message if there is one; else fails with [`WouldBlock`](io::ErrorKind::WouldBlock).
+pub fn try_receive(socket: BorrowedFd<'_>) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
+    receive_with(socket, RecvFlags::DONTWAIT)
+}
+
+fn receive_with(socket: BorrowedFd<'_>, flags: RecvFlags) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
     let mut bytes = vec![0; MAX_MESSAGE_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut slices = [IoSliceMut::new(&mut bytes)];
-    let received = match rustix::net::recvmsg(socket, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
-        Ok(received) => received,
-        Err(Errno::CONNRESET) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
+    let received =
+        match rustix::net::recvmsg(socket, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC | flags) {
+            Ok(received) => received,
+            Err(Errno::CONNRESET) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
     let descriptors = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
         _ => None,

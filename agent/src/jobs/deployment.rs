@@ -81,9 +81,8 @@ async fn prepare(run: &JobRun) -> ApiResult<(DeployReport, Vec<File>)> {
     if job.state() == JobState::Created {
         run.enter(JobState::Created, format!("{sources} to read, {commands} to run")).await?;
         for request in &requests {
-            let mounter = queue.mounts.mounter();
-            let request = mounter.with_defaults(request).await?;
-            queue.mirrors.mirror(&request, &mounter.cache, &|text| job.note(text), &|_| ()).await?;
+            let note = |text| job.note(text);
+            queue.mirrors.mirror_or_use_cached(queue.mounts.mounter(), request, &note, &|_| ()).await?;
         }
     }
     seconds.mirror = timer.seconds();

@@ -106,6 +106,19 @@ async fn resolve_listed(
     Ok(found)
 }
 
+/// Whether the cache has a snapshot of the source of `request` whole, of whichever time.
+pub async fn is_cached(
+    engine: &Engine,
+    scratch: &Path,
+    history: &SourceHistory,
+    request: &MountRequest,
+) -> ApiResult<bool> {
+    let uri: Uri = request.weights.source.expose().parse()?;
+    let patterns = Patterns::filter(request.weights.allow.as_deref(), &request.weights.ignore)?;
+    let key = source_key(&uri.tree_identity(&request.weights.access), &patterns);
+    Ok(find_cached(engine, scratch, history, request, &uri, &key).await?.is_some())
+}
+
 /// The newest snapshot of a source that the cache has whole, held there, and when the source had it.
 async fn find_cached(
     engine: &Engine,

@@ -147,6 +147,15 @@ impl Mounter {
         Ok(resolved)
     }
 
+    /// Whether the cache has a snapshot of the source of `request` whole: [`resolve`](Self::resolve) takes it where nobody answers.
+    ///
+    /// # Errors
+    /// Those of the local disk.
+    pub async fn is_cached(&self, request: &MountRequest) -> ApiResult<bool> {
+        let (engine, request) = (self.engine_of(request).await?, self.with_defaults(request).await?);
+        lookup::is_cached(&engine, &self.cache, &self.history, &request).await
+    }
+
     /// Opens the snapshot of `record` from the cache, without a network. `request` is the record's, with its
     /// secrets where they are known.
     pub async fn reopen(&self, record: &MountRecord, request: &MountRequest) -> ApiResult<Arc<Snapshot>> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bdnfs::error::Result;
 use bdnfs::snapshot::Snapshot;
+use bdnfs::source::Uri;
 use bdnfs::task::blocking;
 use serde::{Deserialize, Serialize};
 
@@ -49,7 +50,10 @@ impl FailedMount {
     /// The description of the mount for clients.
     pub fn info(&self) -> LostMount {
         let weights = &self.record.request.weights;
-        let (source, mountpoint) = (weights.source.expose().to_owned(), weights.mountpoint.clone());
+        // As a URI it is shown without credentials.
+        let source = weights.source.expose().parse().map(|uri: Uri| uri.to_string());
+        let (source, mountpoint) =
+            (source.unwrap_or_else(|_| "its source".to_owned()), weights.mountpoint.clone());
         LostMount { id: self.record.id, source, mountpoint, why: self.why.clone() }
     }
 }

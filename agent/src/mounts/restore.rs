@@ -22,7 +22,7 @@ use super::attachment::Attachment;
 use super::manager::MountManager;
 use super::mount::ManagedMount;
 use super::record::{FailedMount, MountRecord};
-use crate::api::{ApiResult, MountRequest};
+use crate::api::{ApiResult, LostMount, MountRequest};
 use crate::fdstore::StoredMount;
 
 /// How many mounts are restored at once: each waits for the kernel, and one whose mount point does not answer must not hold
@@ -206,9 +206,10 @@ async fn restore_one(manager: &Arc<MountManager>, last: LastMount) -> Option<Arc
         },
         (Err(failure), _) | (_, Err(failure)) => failure,
     };
-    let at = record.request.weights.mountpoint.display();
-    tracing::error!("{} cannot be mounted at {at} again: {why}", record.request.weights.source);
-    manager.table().failed.insert(id, FailedMount { record, why, _snapshot: snapshot.ok() });
+    let failed = FailedMount { record, why, _snapshot: snapshot.ok() };
+    let LostMount { source, mountpoint, why, .. } = failed.info();
+    tracing::error!("{source} cannot be mounted at {} again: {why}", mountpoint.display());
+    manager.table().failed.insert(id, failed);
     None
 }
 

@@ -61,8 +61,7 @@ impl Publications {
         let mounter = self.mounts.mounter();
         let request = mount_request(publication.complete().await)?;
         let (note, progress) = (|text| publication.note(text), |text| publication.show_progress(text));
-        let with_mirror = mounter.with_defaults(&request).await?;
-        self.mirrors.mirror(&with_mirror, &mounter.cache, &note, &progress).await?;
+        self.mirrors.mirror_or_use_cached(mounter, &request, &note, &progress).await?;
         // The secrets may have expired meanwhile.
         let request = mount_request(publication.complete().await)?;
         let found = mounter.resolve(&request).await?;

@@ -98,12 +98,9 @@ pub fn run(args: &CacheCommandArgs) -> Result<()> {
         CacheCommand::Verify => {
             let report = cache.verify()?;
             print_report(args.json, &report, format_verified)?;
-            match report.damaged.len() as u64 {
-                0 => Ok(()),
-                damaged => bail!(
-                    "{} damaged; the damaged data was removed and will be fetched again",
-                    text::count(damaged, "blob")
-                ),
+            match format_damage(&report) {
+                None => Ok(()),
+                Some(damage) => bail!("{damage}"),
             }
         }
     }
@@ -213,7 +210,8 @@ fn format_summary(summary: &CacheSummary) -> String {
     if let Some(scrub) = &summary.last_scrub {
         let (ended, bytes) = (text::minute(scrub.ended as i64), text::size(scrub.bytes));
         let (blobs, damaged) = (text::count(scrub.blobs, "blob"), scrub.damaged.len());
-        out.push_str(&format!("last scrub {ended}: {blobs} verified, {bytes}, {damaged} damaged\n"));
+        let unknown = format_unknown(scrub.unknown);
+        out.push_str(&format!("last scrub {ended}: {blobs} verified, {bytes}, {damaged} damaged{unknown}\n"));
     }
     out
 }
@@ -236,15 +234,33 @@ fn format_unpinned(done: &PinReport) -> String {
     format!("{} unpinned\n", text::count(done.snapshots.len() as u64, "snapshot"))
 }
 
+fn format_unknown(unknown: u64) -> String {
+    match unknown {
+        0 => String::new(),
+        unknown => format!("; {unknown} skipped: incomplete, or without a known digest"),
+    }
+}
+
 fn format_verified(report: &VerifyReport) -> String {
     let mut out: String = report.damaged.iter().map(|damaged| format!("damaged: {damaged}\n")).collect();
-    let unknown = match report.unknown {
-        0 => String::new(),
-        unknown => format!("; {unknown} skipped: incomplete, or of no known snapshot"),
-    };
+    let unknown = format_unknown(report.unknown);
     let (blobs, bytes) = (text::count(report.blobs, "blob"), text::size(report.bytes));
     out.push_str(&format!("{blobs} verified, {bytes}{unknown}\n"));
     out
+}
+
+/// What a verification found, in a sentence.
+fn format_damage(report: &VerifyReport) -> Option<String> {
+    let removed = (report.damaged.len() as u64).saturating_sub(report.still_open);
+    let blobs = text::count(removed, "blob");
+    let removed = (removed > 0)
+        .then(|| format!("{blobs} damaged; the damaged data was removed and will be fetched again"));
+    let files = text::count(report.still_open, "file");
+    let open = (report.still_open > 0).then(|| {
+        format!("{files} removed before, and a program still reads the damaged data: close and reopen")
+    });
+    let parts: Vec<_> = removed.into_iter().chain(open).collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
 }
 
 #[cfg(test)]
@@ -252,6 +268,20 @@ mod tests {
     use bdnfs::engine::Usage;
 
     use super::*;
+    #[test]
+    fn damage_found_before_is_told_apart_from_new_damage() {
+        let report = |removed: usize, still_open: u64| VerifyReport {
+            damaged: vec![String::new(); removed + still_open as usize],
+            still_open,
+            ..VerifyReport::default()
+        };
+        assert_eq!(format_damage(&report(0, 0)), None);
+        let found = format_damage(&report(2, 0)).expect("damage");
+        assert!(found.starts_with("2 blobs damaged") && !found.contains("reads"), "{found}");
+        let open = format_damage(&report(0, 1)).expect("damage");
+        assert!(open.starts_with("1 file removed before") && !open.contains("fetched"), "{open}");
+    }
+
     use bdnfs_agent::api::cache::{ScrubPass, SnapshotUsage, TenantUsage};
 
     #[test]

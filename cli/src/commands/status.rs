@@ -4,10 +4,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use bdnfs::task::blocking;
 use bdnfs_agent::api::container_volume::ContainerVolumeStatus;
 use bdnfs_agent::api::publication::{PublicationState, PublicationStatus};
 use bdnfs_agent::api::socket;
-use bdnfs_agent::api::{AgentInfo, AgentStatus, MountBackend, MountStatus, StageState};
+use bdnfs_agent::api::{AgentInfo, AgentStatus, LostMount, MountBackend, MountStatus, StageState};
 use bdnfs_agent::recorded_mountpoints;
 use bdnfs_fs::mounts::{self, MountEntry, MountUser};
 use serde::Serialize;
@@ -59,6 +60,17 @@ struct MountReport {
     state: String,
     /// The status from its agent, if that answers.
     status: Option<MountStatus>,
+    /// Whether nobody can read there.
+    #[serde(skip)]
+    is_broken: bool,
+}
+
+impl MountReport {
+    /// A mount that its agent could not restore.
+    fn lost(lost: LostMount) -> Self {
+        let LostMount { source, mountpoint, why, .. } = lost;
+        Self { mountpoint, source, state: format!("not restored: {why}"), status: None, is_broken: true }
+    }
 }
 
 /// Prints the status.
@@ -72,15 +84,20 @@ pub fn run(args: &StatusArgs) -> Result<()> {
     } else {
         out.write_all(format_report(&report).as_bytes())?;
     }
-    if !report.unresponsive.is_empty() {
-        bail!("{}", report.unresponsive.join("; "));
-    }
-    Ok(())
+    let broken = report.mounts.iter().filter(|mount| mount.is_broken);
+    let broken = broken.map(|mount| format!("{}: {}", mount.mountpoint.display(), mount.state));
+    let faults: Vec<_> = report.unresponsive.iter().cloned().chain(broken).collect();
+    if faults.is_empty() { Ok(()) } else { bail!("{}", faults.join("; ")) }
 }
 
 async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
     let mounts = mounts::list()?;
-    let healths = probe::mounts(mounts.iter().map(|mounted| mounted.mountpoint.as_path()));
+    // The agent runs without mounts, too. It is asked while they are, so that what hangs is waited for once.
+    let named = cache.as_deref().map_or_else(socket::well_known, |cache| Some(socket::of_cache(cache)));
+    let mountpoints: Vec<_> = mounts.iter().map(|mounted| mounted.mountpoint.clone()).collect();
+    let probing = blocking(move || Ok(probe::mounts(mountpoints.iter().map(PathBuf::as_path))));
+    let (healths, asked) = tokio::join!(probing, agents::query(named.iter().cloned().collect()));
+    let (healths, mut agents) = (healths?, asked?);
     // A mount without its agent can't say which cache it uses, but there is a record of it.
     let recorded = cache.as_deref().map(recorded_mountpoints).unwrap_or_default();
     let is_wanted = |(mounted, health): &(MountEntry, MountHealth)| match (&cache, health) {
@@ -89,11 +106,9 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
         (Some(_), _) => recorded.contains(&mounted.mountpoint),
     };
     let mounts: Vec<_> = mounts.into_iter().zip(healths).filter(is_wanted).collect();
-    let mut sockets: Vec<PathBuf> =
-        mounts.iter().filter_map(|(_, health)| health.socket().cloned()).collect();
-    // The agent runs without mounts, too.
-    sockets.extend(cache.as_deref().map_or_else(socket::well_known, |cache| Some(socket::of_cache(cache))));
-    let agents = agents::query(sockets).await?;
+    let sockets = mounts.iter().filter_map(|(_, health)| health.socket());
+    let others = sockets.filter(|socket| Some(*socket) != named.as_ref()).cloned();
+    agents.extend(agents::query(others.collect()).await?);
     let mut unresponsive: Vec<String> =
         agents.values().filter_map(|agent| agent.as_ref().err().cloned()).collect();
     unresponsive.extend(mounts.iter().filter_map(|(mounted, health)| match health {
@@ -121,9 +136,17 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
         // The mount table has the path of its image.
         let named = status.as_ref().filter(|_| mounted.is_native());
         let source = named.map_or(mounted.source, |status| status.mounted.source.clone());
-        MountReport { mountpoint: mounted.mountpoint, source, state, status }
+        let is_broken = matches!(health, MountHealth::Dead);
+        MountReport { mountpoint: mounted.mountpoint, source, state, status, is_broken }
     });
-    let mounts: Vec<_> = mounts.collect();
+    let mut mounts: Vec<_> = mounts.collect();
+    let lost = agents.values().flatten().flat_map(|status| &status.lost).cloned();
+    let mut lost: Vec<_> = lost.map(MountReport::lost).collect();
+    // An agent may listen on two sockets, and what is dead is listed.
+    lost.sort_by(|a, b| a.mountpoint.cmp(&b.mountpoint));
+    lost.dedup_by(|a, b| a.mountpoint == b.mountpoint);
+    mounts.retain(|mount| !mount.is_broken || lost.iter().all(|lost| lost.mountpoint != mount.mountpoint));
+    mounts.extend(lost);
     let mut agents: Vec<_> = agents.into_values().flatten().map(|status| status.agent).collect();
     // An agent may listen on two sockets.
     agents.sort_by_key(|agent| agent.pid);
@@ -284,12 +307,14 @@ mod tests {
                     source: "s3://b/p".into(),
                     state: format_state(&status),
                     status: Some(status),
+                    is_broken: false,
                 },
                 MountReport {
                     mountpoint: "/mnt/q".into(),
                     source: "s3://b/q".into(),
                     state: "dead".into(),
                     status: None,
+                    is_broken: false,
                 },
             ],
             publications: vec![

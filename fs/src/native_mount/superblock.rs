@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use bdnfs::blob::Key;
+use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::digest::Digest;
 use bdnfs::error::{Error, Result};
 use bdnfs::native::NativeSnapshot;
@@ -25,6 +26,9 @@ use crate::mount_copy::DetachedMount;
 use crate::mounts::{self, IMAGE_SUFFIX, MountEntry, NATIVE_TYPE};
 
 use super::failed;
+
+/// The directory of a cache in which images are made.
+const IMAGES_DIRECTORY: &str = "images";
 
 /// The digest of each block of a file; `None` for one that the disk can't read.
 pub(super) type BlockDigests = Vec<Option<Digest>>;
@@ -54,25 +58,30 @@ pub(super) struct NativeSuperblock {
 }
 
 impl Superblocks {
-    /// The superblocks whose images are made in `images`. Makes the directory, and removes what an agent that crashed while
-    /// it mounted left there, but not the marks of superblocks that are still mounted.
+    /// The superblocks whose images are made in a directory of the cache directory `cache`. Makes it, and removes what an agent
+    /// that crashed while it mounted left there, but not the marks of superblocks that are still mounted.
     ///
     /// # Errors
-    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
-    pub fn open(images: &Path) -> Result<Self> {
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk), also where the directory is a symbolic link or another user's.
+    pub fn open(cache: &CacheDirectory) -> Result<Self> {
         let clear = || {
-            fs::create_dir_all(images)?;
-            let images = images.canonicalize()?;
+            let directory = cache.subdirectory(IMAGES_DIRECTORY)?;
+            let images = directory.path().canonicalize()?;
             for entry in fs::read_dir(&images)? {
-                let path = entry?.path();
-                if !is_mark(&path) || !mounts::is_shown_anywhere(&path.with_extension("")).unwrap_or(true) {
-                    fs::remove_file(path)?;
+                let name = entry?.file_name();
+                let path = images.join(&name);
+                let is_live =
+                    is_mark(&path) && mounts::is_shown_anywhere(&path.with_extension("")).unwrap_or(true);
+                if !is_live && (is_mark(&path) || is_image(&path)) {
+                    rustix::fs::unlinkat(directory.descriptor(), &name, AtFlags::empty())?;
                 }
             }
             Ok(images)
         };
-        let cannot =
-            |e: std::io::Error| Error::disk(format!("cannot use {} for images", images.display()), e);
+        let cannot = |e: std::io::Error| {
+            let images = cache.path().join(IMAGES_DIRECTORY);
+            Error::disk(format!("cannot use {} for images", images.display()), e)
+        };
         Ok(Self { images: clear().map_err(cannot)?, live: Mutex::default() })
     }
 
@@ -239,9 +248,14 @@ impl NativeSuperblock {
     }
 }
 
+/// Whether `path` is that of an image.
+fn is_image(path: &Path) -> bool {
+    path.as_os_str().as_bytes().ends_with(IMAGE_SUFFIX.as_bytes())
+}
+
 /// Whether `path` is that of a [mark](NativeSuperblock::mark), and not of an image.
 fn is_mark(path: &Path) -> bool {
-    path.file_stem().is_some_and(|image| image.as_bytes().ends_with(IMAGE_SUFFIX.as_bytes()))
+    path.file_stem().is_some_and(|image| is_image(Path::new(image)))
 }
 
 /// The owner of all files.

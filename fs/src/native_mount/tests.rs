@@ -6,10 +6,12 @@ mod trees;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use bdnfs::cache::Limits;
+use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::engine::{Config, Engine};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirroring::{MirrorConfig, MirrorProgress, MirrorSource, PreviousState, mirror_source};
@@ -25,6 +27,12 @@ use tokio::runtime::Runtime;
 
 use super::*;
 use crate::Mount;
+
+/// The superblocks of a process that starts, with the images in `home`.
+fn superblocks(home: &Path) -> Superblocks {
+    let home = CacheDirectory::open(home).expect("a directory");
+    Superblocks::open(&home).expect("a directory")
+}
 
 /// A fixture of a cache and a source.
 struct NativeFixture {
@@ -50,7 +58,7 @@ impl NativeFixture {
             now: SystemTime::now,
         };
         let engine = Engine::open(&config, runtime.handle().clone()).expect("a cache");
-        let superblocks = Superblocks::open(&home.path().join("images")).expect("a directory");
+        let superblocks = superblocks(home.path());
         Self { home, runtime, engine, superblocks }
     }
 
@@ -300,7 +308,7 @@ fn native_mounts_of_one_snapshot_share_a_superblock_until_the_last_has_ended() {
     assert_eq!(device("native"), device("fuse"));
     [&second, &third].iter().for_each(|mounted| mounted.keep());
     drop((first, second, third));
-    let superblocks = Superblocks::open(&fixture.path("images")).expect("a directory");
+    let superblocks = superblocks(fixture.home.path());
     let native = fixture.native(&snapshot);
     let [second, third] = ["fuse", "native"].map(|name| {
         let taken = NativeMount::resume(&superblocks, &native, &fixture.path(name), &Options::default());

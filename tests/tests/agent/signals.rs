@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Stdio;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bdnfs_tests::freezer::FrozenProcess;
 use bdnfs_tests::machine::Machine;
@@ -37,7 +37,10 @@ fn status_of_a_hung_agent_names_it_and_fails() {
         (&["status"][..], format!("{}: bdnfs {process} does not respond", text(&point))),
         (&["status", "--cache-dir", text(machine.cache())], format!("{process} does not respond within 2 s")),
     ] {
+        let begin = Instant::now();
         let ran = machine.run(arguments);
+        // Both the mount and the socket are waited for, at once.
+        assert!(begin.elapsed() < Duration::from_millis(3500), "{arguments:?}: {:?}", begin.elapsed());
         assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
         assert!(ran.err.contains(&named), "{named}: {}", ran.err);
         assert!(!ran.out.contains("no mounts"), "{}", ran.out);
@@ -66,6 +69,26 @@ fn agent_check_of_a_hung_or_missing_agent_fails() {
     drop(frozen);
     machine.run(&checks[1]).succeeds();
     agent.stop();
+}
+
+#[test]
+fn commands_for_a_hung_agent_fail_and_name_it() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    write_file(&source, "file", 5000);
+    machine.mount(&source, "mnt");
+    let second = machine.directory("second");
+    let cache = text(machine.cache());
+    let frozen = FrozenProcess::new(machine.agent_pids()[0]);
+    for arguments in [
+        &["mount", text(&source), text(&second), "--cache-dir", cache][..],
+        &["cache", "summarize", "--cache-dir", cache],
+        &["cache", "verify", "--cache-dir", cache],
+    ] {
+        machine.run(arguments).fails(&["does not respond within 10 s"]);
+    }
+    drop(frozen);
+    machine.run(&["cache", "summarize", "--cache-dir", cache]).succeeds();
 }
 
 #[test]

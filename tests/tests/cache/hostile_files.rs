@@ -1,12 +1,18 @@
 //! Files that another user put into a cache directory before it was the agent's: nothing is written or removed behind a link.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
+use std::process::Stdio;
+use std::thread::sleep;
+use std::time::Duration;
 
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::tree::{assert_same_tree, write_file};
 
+/// How long an agent runs that could start.
+const RUNNING_TIME: Duration = Duration::from_millis(500);
 /// An unprivileged user.
 const ANOTHER_USER: u32 = 12_345;
 
@@ -52,6 +58,7 @@ fn link_planted_in_the_cache_is_refused_and_its_target_untouched() {
         ("state/mounts", "directory"),
         ("holder.lock", "file"),
         ("jobs", "directory"),
+        ("images", "directory"),
     ] {
         let (machine, victim) = planted(name, target);
         let before = content(&victim);
@@ -78,6 +85,42 @@ fn link_planted_in_the_cache_is_refused_and_its_target_untouched() {
         }
         fs::remove_file(machine.cache().join(name)).unwrap();
         assert_same_tree(&source, &machine.mount(&source, "mnt"));
+    }
+}
+
+/// The names of all files and directories below `directory`.
+fn names(directory: &Path) -> Vec<String> {
+    let all = content(directory).into_iter();
+    all.map(|(path, _)| path.strip_prefix(&format!("{}/", directory.display())).unwrap().to_owned()).collect()
+}
+
+#[test]
+fn link_planted_at_any_name_of_an_agent_leaves_its_target_untouched() {
+    let first = Machine::new();
+    let source = first.directory("source");
+    write_file(&source, "file", 5000);
+    let agent = first.agent("");
+    first.mount_with(&source, "mnt", &["--wait"]);
+    let names: Vec<_> =
+        names(first.cache()).into_iter().filter(|name| name.matches('/').count() < 3).collect();
+    agent.end();
+    assert!(names.iter().any(|name| name == "images"), "{names:?}");
+    for name in names {
+        let target = if name.contains('.') { "file" } else { "directory" };
+        let (machine, victim) = planted(&name, target);
+        let before = content(&victim);
+        let config = machine.directory("config").join("agent.toml");
+        fs::write(&config, "").unwrap();
+        let mut command = machine.command(&["agent", "--config", config.to_str().unwrap()]);
+        command.arg("--cache-dir").arg(machine.cache());
+        // It refuses to start, or goes on with what it finds.
+        let mut agent = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(agent.stderr.take().unwrap()).lines();
+        let _ = log.find(|line| line.as_ref().is_ok_and(|line| line.contains("serves the cache")));
+        sleep(RUNNING_TIME);
+        let _ = agent.kill();
+        agent.wait().unwrap();
+        assert_eq!(content(&victim), before, "{name}");
     }
 }
 

@@ -8,6 +8,7 @@ use bdnfs_tests::process::eventually;
 use bdnfs_tests::rot::{flip_byte, largest_file, largest_files};
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::{assert_same, write_file};
+use rustix::process::{Signal, kill_process};
 
 const MIB: usize = 1 << 20;
 
@@ -148,6 +149,31 @@ fn mount_whose_agent_died_before_it_told_of_removed_damage_is_read_right_with_th
         assert_same(&bytes, &fs::read(&model).unwrap(), "what the next agent's mount shows");
         drop(held);
         env.machine.umount(&env.machine.directory("mnt"));
+        agent.stop();
+    }
+}
+
+#[test]
+fn mount_whose_fdstore_is_stopped_or_killed_reads_anew_what_was_damaged() {
+    for kills in [false, true] {
+        let env = TestEnv::new();
+        let bytes = env.put("model", 70_000);
+        let agent = env.machine.agent("scrub_interval = \"0s\"");
+        let model = env.machine.mount_with("s3://bucket", "mnt", &["--wait"]).join("model");
+        let tenant = env.machine.cache().join("tenants/default");
+        flip_byte(&largest_file(&tenant), 5);
+        drop_caches();
+        assert_ne!(fs::read(&model).unwrap(), bytes, "the damaged page is cached");
+        let store = env.machine.fdstores()[0];
+        kill_process(store, Signal::STOP).unwrap();
+        let cache = env.machine.cache().to_str().unwrap();
+        env.machine.run(&["cache", "verify", "--cache-dir", cache]).fails(&["damaged"]);
+        if kills {
+            kill_process(store, Signal::KILL).unwrap();
+        }
+        eventually("it is read right again", || fs::read(&model).is_ok_and(|read| read == bytes));
+        let removals = tenant.join("removals");
+        eventually("nothing is left to tell", || fs::read_dir(&removals).unwrap().next().is_none());
         agent.stop();
     }
 }

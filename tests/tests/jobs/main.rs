@@ -17,6 +17,7 @@ mod killed_savers;
 mod kills;
 mod kit;
 mod mount_locations;
+mod offline;
 mod power_cut;
 mod resume;
 mod run;

@@ -16,7 +16,7 @@ use bdnfs::tier::{Body, Origin, Tier, TierKind, Urgency};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, ready};
 
-use super::{NativeFixture, NativeMount, Superblocks};
+use super::{NativeFixture, NativeMount, superblocks};
 use crate::Options;
 
 /// An origin that refuses its credentials from some time on.
@@ -129,8 +129,10 @@ fn native_mount_whose_agent_died_between_repair_and_drop_is_read_right() {
     drop(mounted);
     let unmounted = fixture.path("images/gone.bdnfs.key");
     fs::write(&unmounted, "1").expect("written");
-    let superblocks = Superblocks::open(&fixture.path("images")).expect("a directory");
-    assert!(mark.exists() && !unmounted.exists());
+    let foreign = fixture.path("images/notes.txt");
+    fs::write(&foreign, "of somebody else").expect("written");
+    let superblocks = superblocks(fixture.home.path());
+    assert!(mark.exists() && !unmounted.exists() && foreign.exists());
     let native = fixture.native(&fixture.staged());
     let taken = NativeMount::resume(&superblocks, &native, &fixture.path("native"), &Options::default());
     let taken = taken.expect("a table").expect("it is there");
