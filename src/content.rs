@@ -271,7 +271,7 @@ impl Content {
             return Err(error);
         }
         let blocks = block::touched(&range);
-        if let Some(error) = self.recent_failures.take(&blocks) {
+        if let Some(error) = self.recent_failures.find(&blocks) {
             return Err(error);
         }
         // All flights start first, so that they run in parallel.

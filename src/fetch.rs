@@ -28,7 +28,7 @@ use crate::metrics::SnapshotMetrics;
 use crate::placement::Placement;
 use crate::tier::{Tier, TierKind, Urgency};
 
-use attempt::{FetchAttempt, FetchStep};
+use attempt::{FetchAttempt, FetchStep, REQUEST_STALL_TIMEOUT, combine_errors, may_pass};
 use hedge::{HedgedRequest, Target};
 use parallelism::Parallelism;
 use tier_request::FetchContext;
@@ -38,10 +38,6 @@ const ATTEMPT_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Durati
 
 /// How many times a tier may send wrong bytes before no others are expected of it.
 const WRONG_BYTES_LIMIT: u32 = 3;
-
-/// How many invalid responses in a row are retried: a server or a proxy in trouble sends one (an error page, a
-/// redirect to nowhere), and a file that has changed says so again.
-const INVALID_RESPONSE_LIMIT: u32 = 2;
 
 /// How many groups a stage interleaves at a time: so many that each owner's part of them is in proportion to its share.
 const INTERLEAVED_GROUPS: usize = 256;
@@ -170,14 +166,24 @@ impl Ladder {
         self.tiers.iter().any(|tier| tier.kind() == TierKind::Origin)
     }
 
-    /// The tiers that a fetch of `blob` may ask, in order.
-    fn steps(&self, blob: &Blob, scope: FetchScope) -> impl Iterator<Item = FetchStep<'_>> {
+    /// The tiers that `attempt` may ask, in order.
+    fn steps<'a, 'b>(
+        &'a self,
+        attempt: &FetchAttempt<'b>,
+    ) -> impl Iterator<Item = FetchStep<'a>> + use<'a, 'b> {
+        let (blob, scope) = (attempt.blob, attempt.scope);
         let peers = self.placement(blob).map_or(&[][..], |placement| placement.peers());
         let asked = peers.iter().filter(move |peer| scope == FetchScope::All || !peer.is_owner());
-        let peers = asked.map(|peer| FetchStep { tier: &**peer, peer: Some(&**peer), last: false });
-        let last = self.tiers.len().saturating_sub(1);
-        let tiers = self.tiers.iter().enumerate();
-        peers.chain(tiers.map(move |(at, tier)| FetchStep { tier: &**tier, peer: None, last: at == last }))
+        let peers =
+            asked.map(|peer| FetchStep { tier: &**peer, peer: Some(&**peer), place: None, last: false });
+        let last = (0..self.tiers.len()).rev().find(|place| attempt.refusal(*place).is_none());
+        let tiers = self.tiers.iter().enumerate().map(move |(place, tier)| FetchStep {
+            tier: &**tier,
+            peer: None,
+            place: Some(place),
+            last: last == Some(place),
+        });
+        peers.chain(tiers)
     }
 
     /// Why the tiers lacked the last blocks that were asked for, if that was within `age`.
@@ -192,10 +198,11 @@ impl Ladder {
     }
 
     /// Fetches the blocks `wanted` of `blob`. Each that arrives is given to `accept`, which verifies it and keeps it;
-    /// the next ones arrive meanwhile. Ends when all were accepted, or when nothing has arrived for `stall_limit`.
+    /// the next ones arrive meanwhile. Ends when all were accepted, when no tier may serve the blob, or when nothing has
+    /// arrived for `stall_limit`.
     ///
     /// # Errors
-    /// The last tier's, when no tier had the right bytes.
+    /// The last tier's, or that of the last one that could have helped, when no tier had the right bytes.
     pub async fn fetch<F, A>(
         &self,
         blob: &Blob,
@@ -218,8 +225,10 @@ impl Ladder {
             last_arrival,
             stall_limit,
             wrong_bytes: false,
+            patience: REQUEST_STALL_TIMEOUT,
+            refusals: Vec::new(),
         };
-        let (mut wrong_bytes, mut invalid_responses) = (0, 0);
+        let mut wrong_bytes = 0;
         let mut backoff = Backoff::new(ATTEMPT_BACKOFF.0, ATTEMPT_BACKOFF.1, (self.seed)());
         loop {
             let (began, missing) = (attempt.last_arrival, attempt.missing.len());
@@ -231,18 +240,17 @@ impl Ladder {
             *self.last_failure.lock() = Some((Instant::now(), error.share()));
             if attempt.missing.len() < missing {
                 backoff.reset();
-                (wrong_bytes, invalid_responses) = (0, 0);
+                attempt.reset();
+                wrong_bytes = 0;
             } else {
                 // Wrong bytes are no progress.
                 attempt.last_arrival = began;
+                attempt.patience *= 2;
             }
             wrong_bytes += u32::from(attempt.wrong_bytes);
             let is_retryable = match error.kind() {
-                Kind::Unavailable | Kind::Timeout | Kind::Corrupt => wrong_bytes < WRONG_BYTES_LIMIT,
-                Kind::Changed | Kind::Unsupported => {
-                    invalid_responses += 1;
-                    invalid_responses < INVALID_RESPONSE_LIMIT
-                }
+                kind if may_pass(kind) => wrong_bytes < WRONG_BYTES_LIMIT,
+                Kind::Changed | Kind::Unsupported => attempt.has_doubtful_refusal(),
                 _ => false,
             };
             let wait = backoff.wait();
@@ -267,9 +275,17 @@ impl Ladder {
         A: Future<Output = Result<u64>> + Send,
     {
         let mut failure: Option<Error> = None;
-        for step in self.steps(attempt.blob, attempt.scope) {
+        let combine = |failure: Option<Error>, error: Error| match failure {
+            Some(first) => combine_errors(&first, &error),
+            None => error,
+        };
+        for step in self.steps(attempt) {
             if self.became_owner(attempt, step) {
                 return Ok(FetchOutcome::BecameOwner);
+            }
+            if let Some(refusal) = step.place.and_then(|place| attempt.refusal(place)) {
+                failure = Some(combine(failure, refusal.share()));
+                continue;
             }
             let kind = step.tier.kind();
             while let Some(extent) = attempt.next() {
@@ -288,10 +304,10 @@ impl Ladder {
                             }
                             tracing::warn!(%error, "wrong bytes");
                         }
-                        failure = Some(match failure {
-                            Some(first) => combine_errors(&first, &error),
-                            None => error,
-                        });
+                        if let Some(place) = step.place {
+                            attempt.record_refusal(place, &error);
+                        }
+                        failure = Some(combine(failure, error));
                         break;
                     }
                 }
@@ -329,7 +345,8 @@ impl Ladder {
         let (blob, tier, kind) = (attempt.blob, step.tier, step.tier.kind());
         let context =
             FetchContext { counters: &self.counters, buffers: &self.buffers, received: &self.received };
-        let (target, waiting) = (Target { step, blob, urgency: attempt.urgency }, Instant::now());
+        let target = Target { step, blob, urgency: attempt.urgency, patience: attempt.patience };
+        let waiting = Instant::now();
         let mut request = HedgedRequest::new(&context, &self.parallelism, target, extent).await;
         // While no request was under way nothing could arrive.
         attempt.last_arrival += waiting.elapsed();
@@ -366,11 +383,4 @@ impl Ladder {
             _ => e,
         })
     }
-}
-
-/// Combines the errors of two tiers. The last one's kind counts, unless the first is of wrong bytes.
-fn combine_errors(first: &Error, last: &Error) -> Error {
-    let is_unreachable = matches!(last.kind(), Kind::Unavailable | Kind::Timeout);
-    let kind = if first.kind() == Kind::Corrupt && !is_unreachable { Kind::Corrupt } else { last.kind() };
-    Error::new(kind, format!("{first}; {last}"))
 }

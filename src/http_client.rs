@@ -7,6 +7,7 @@
 mod certificates;
 mod response;
 mod retry;
+mod stall;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +25,7 @@ pub(crate) use self::response::{
     innermost, named_region, read, refusal, transport_error,
 };
 pub(crate) use self::retry::{UnreachableRetry, retry, retry_listing};
+pub(crate) use self::stall::send_hedged;
 use crate::error::{Error, Kind, Result};
 
 /// How long a connection may take to be established.
@@ -31,7 +33,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a server may take until its response begins, at first. Each time that is not enough it is given twice as long, up to
 /// the deadline of any operation, so that a server that is always slow is read all the same.
 const INITIAL_RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-const MAX_RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const MAX_RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a server may be silent within a body, and before the part of a file that is asked for by [`RANGE`]: as long as the
 /// most patient reader waits. The reader of such a part has limits of its own ([`crate::fetch`]). There is no limit on an
 /// response as a whole, which may be large and the line slow.
@@ -86,10 +88,6 @@ impl HttpClient {
             .user_agent(concat!("bdnfs/", env!("CARGO_PKG_VERSION")))
             .read_timeout(SILENCE_TIMEOUT)
             .redirect(redirects)
-            // It would hand a signature in a query to the target of the redirect.
-            .referer(false)
-            // A proxy is configured explicitly, not by this machine's environment.
-            .no_proxy()
             .build()
             .map_err(no_client)?;
         let response_timeout = Arc::new(Mutex::new(INITIAL_RESPONSE_TIMEOUT));
@@ -182,7 +180,15 @@ pub(crate) fn mirror_client(authorities: Option<&str>, limit: Duration) -> Resul
 /// The settings of every client.
 fn builder(authorities: Option<&str>) -> Result<reqwest::ClientBuilder> {
     // Parallel connections are faster for bulk than the streams of one.
-    let client = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).http1_only();
+    let client = reqwest::Client::builder()
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http1_only()
+        // Followed by default, with the headers that hold keys.
+        .redirect(Policy::none())
+        // It would hand a signature in a query to the target of the redirect.
+        .referer(false)
+        // A proxy is configured explicitly, not by this machine's environment.
+        .no_proxy();
     match authorities {
         Some(pem) => certificates::trust(client, pem),
         None => Ok(client),
@@ -194,6 +200,6 @@ fn no_client(error: reqwest::Error) -> Error {
 }
 
 /// The error of a server that was silent for `limit`.
-fn silent(limit: Duration) -> Error {
+pub(crate) fn silent(limit: Duration) -> Error {
     Error::new(Kind::Timeout, format!("the server did not respond within {} s", limit.as_secs()))
 }

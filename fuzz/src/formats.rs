@@ -4,21 +4,30 @@ use std::sync::Arc;
 
 use bdnfs::block::{self, BLOCK, Check};
 use bdnfs::cache::presence::{self, BlockState, Presence};
+use bdnfs::checkpoint::{CheckpointId, SavedCheckpoint};
 use bdnfs::digest::Digest;
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::Ref;
 use bdnfs::mirror::frames;
+use bdnfs::mirror::homes::HomeReport;
+use bdnfs::mirror::lease::Purpose;
 use bdnfs::mirror::multipart::MirrorStore;
 use bdnfs::mirror::record::MirrorRecord;
+use chrono::DateTime;
+use futures_util::TryStreamExt;
 use object_store::memory::InMemory;
 use object_store::path::Path;
-use object_store::{ObjectStoreExt, PutPayload};
+use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 
 use crate::services::block_on;
 
 /// Where a record has its size, and its checks.
 const RECORD_SIZE: std::ops::Range<usize> = 16..24;
 const RECORD_CHECKS: usize = 32;
+
+/// Where the journal of a draft has its recipe, and its size.
+const DRAFT_RECIPE: std::ops::Range<usize> = 16..48;
+const DRAFT_SIZE: usize = 48;
 
 /// The record of a blob in the mirror. The bytes get the right digests, or nothing else would ever be met.
 pub(crate) fn record(bytes: &[u8]) {
@@ -49,6 +58,74 @@ pub(crate) fn mirror_ref(bytes: &[u8]) {
         }
         store.put(&Path::from("format.json"), PutPayload::from(bytes.to_vec())).await.expect("memory");
         let _ = mirror.exists().await;
+    });
+}
+
+/// An entry of the index of checkpoints and a report on a home, which have the same form. The bytes get the right check, or
+/// nothing else would ever be met.
+pub(crate) fn mirror_json(bytes: &[u8]) {
+    let text = bytes.trim_ascii_end();
+    let all = text.strip_suffix(b"}").unwrap_or(text).trim_ascii_end();
+    let check = format!(",\n  \"check\": \"{}\"\n}}\n", Digest::of(all));
+    let whole = [all, check.as_bytes()].concat();
+    let id = CheckpointId::new("p", "j", "step-1", 0).expect("an id");
+    let store = Arc::new(InMemory::new());
+    let mirror = Mirror::new(MirrorStore::service(store.clone(), ""), "memory", "t", std::env::temp_dir());
+    let (mirror, cache) = (mirror.expect("a tenant"), Digest::of(b"cache"));
+    let now = DateTime::UNIX_EPOCH;
+    let saved = SavedCheckpoint {
+        id: id.clone(),
+        manifest: cache,
+        generation: 1,
+        complete: true,
+        files: 1,
+        bytes: 1,
+        written: now,
+        saved: now,
+        seconds: 1.,
+    };
+    let report = HomeReport {
+        node: "n".to_owned(),
+        host: "h".to_owned(),
+        manifest: None,
+        saved: None,
+        unsaved_since: None,
+        in_use: false,
+        reported: now,
+    };
+    block_on(async {
+        mirror.put_checkpoint(&saved).await.expect("memory");
+        mirror.put_home_report(&cache, &report).await.expect("memory");
+        let objects: Vec<_> = store.list(None).try_collect().await.expect("memory");
+        for object in objects {
+            store.put(&object.location, PutPayload::from(whole.clone())).await.expect("memory");
+        }
+        if let Ok(Some(found)) = mirror.checkpoint(&id).await {
+            assert_eq!(found.id, id);
+        }
+        let _ = mirror.checkpoints(None, None).await;
+        let _ = mirror.home_reports(&cache).await;
+    });
+}
+
+/// The journal of an unfinished upload. The bytes get the right digest.
+pub(crate) fn mirror_draft(bytes: &[u8]) {
+    let field = |at: usize| bytes.get(at..at + 8).and_then(|field| field.try_into().ok());
+    let size = field(DRAFT_SIZE).map_or(0, u64::from_le_bytes);
+    let recipe =
+        bytes.get(DRAFT_RECIPE).and_then(|recipe| recipe.try_into().ok()).map_or(Digest([0; 32]), Digest);
+    let whole = [bytes, &Digest::of(bytes).0].concat();
+    let store = Arc::new(InMemory::new());
+    let mirror = Mirror::new(MirrorStore::service(store.clone(), ""), "memory", "t", std::env::temp_dir());
+    let mirror = mirror.expect("a tenant");
+    block_on(async {
+        let journal = Path::from(format!("tenants/t/drafts/{recipe}/1-1"));
+        store.put(&journal, PutPayload::from(whole)).await.expect("memory");
+        let lease = mirror.lease(Purpose::Add).await.expect("memory");
+        if let Ok(Some((draft, _))) = mirror.resume_draft(&recipe, size, &lease).await {
+            assert!(draft.blocks() <= block::count(size));
+        }
+        lease.release().await;
     });
 }
 

@@ -19,6 +19,8 @@ pub const DECODERS: &[(&str, Decoder)] = &[
     ("manifest", manifest::decode),
     ("record", formats::record),
     ("ref", formats::mirror_ref),
+    ("mirror-json", formats::mirror_json),
+    ("mirror-draft", formats::mirror_draft),
     ("zstd-frame", formats::zstd_frame),
     ("presence-map", formats::presence_map),
     ("fuse-request", formats::fuse_request),

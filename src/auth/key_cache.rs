@@ -150,7 +150,7 @@ impl KeyCache {
     }
 
     /// Gets another key than `refused`; `None` where there is none.
-    async fn replace(&self, refused: &Arc<IssuedKey>) -> Result<Option<Arc<IssuedKey>>> {
+    pub(super) async fn replace(&self, refused: &Arc<IssuedKey>) -> Result<Option<Arc<IssuedKey>>> {
         let too_young = refused.issued_at.is_some_and(|at| at.elapsed() < MIN_REPLACEABLE_AGE);
         if refused.key == AuthKey::Anonymous || too_young {
             return Ok(None);
@@ -161,7 +161,7 @@ impl KeyCache {
     }
 
     /// Makes the next request ask for another key than `refused`, unless one did already.
-    pub(crate) fn mark_refused(&self, refused: &Arc<IssuedKey>) {
+    fn mark_refused(&self, refused: &Arc<IssuedKey>) {
         let mut current = self.current.lock();
         if matches!(current.issued.get(), Some(Ok(issued)) if Arc::ptr_eq(issued, refused)) {
             let previous = Some(refused.clone());

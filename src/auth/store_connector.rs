@@ -1,30 +1,48 @@
 //! The HTTP client of a mirror's `object_store`, with what that does not do by itself.
 //!
-//! It has the [`KeyCache`] replace a key that is refused, asks for a bucket in the region that its service names, and gives up a
-//! server that can't be reached as soon as origins do: the next tier is not to wait for it.
+//! It has the [`KeyCache`] replace a key that is refused, and asks once more with the new one; asks for a bucket in the region that
+//! its service names; and gives up a server that can't be reached or stalls as soon as origins do: the next tier is not to wait for it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use async_trait::async_trait;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt;
 use http_body_util::{BodyExt, Limited};
 use object_store::aws::AwsAuthorizer;
+use object_store::azure::AzureCredential;
 use object_store::client::{
     ClientOptions, HttpClient as StoreHttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest,
     HttpResponse, HttpService,
 };
 use parking_lot::Mutex;
-use reqwest::StatusCode;
-use reqwest::header::AUTHORIZATION;
+use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, RANGE};
+use reqwest::{Method, StatusCode};
+use tokio::time::timeout;
 
 use super::store_adapter::{engine_error, http_error};
 use super::{AuthKey, KeyCache};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
-use crate::http_client::{MAX_ERROR_BODY_BYTES, UnreachableRetry, named_region};
+use crate::http_client::{
+    MAX_ERROR_BODY_BYTES, MAX_RESPONSE_TIMEOUT, UnreachableRetry, header, named_region, send_hedged, silent,
+};
+use crate::source::Secret;
 
 /// The header with what `object_store` signed of the content: its SHA-256, or that it did not.
 const CONTENT_HASH: &str = "x-amz-content-sha256";
+
+/// The header with the session token of a temporary key, which another key may not have.
+const SESSION_TOKEN: &str = "x-amz-security-token";
+
+/// The longest response that is read before it is passed on, in bytes. A longer one is not watched.
+const MAX_COLLECTED_BYTES: u64 = 64 << 20;
+
+/// The largest body of a request that may take no longer than a response without one, in bytes.
+const MAX_SMALL_BODY: usize = 1 << 20;
+
+type StoreResult = std::result::Result<HttpResponse, HttpError>;
 
 /// Makes the HTTP client of an `object_store`.
 #[derive(Debug)]
@@ -62,37 +80,58 @@ struct StoreHttp {
 
 #[async_trait]
 impl HttpService for StoreHttp {
-    async fn call(&self, mut request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+    async fn call(&self, mut request: HttpRequest) -> StoreResult {
         let authorization = request.headers().get(AUTHORIZATION);
         if authorization.is_some_and(|value| value.as_bytes().trim_ascii() == b"Bearer") {
             request.headers_mut().remove(AUTHORIZATION);
         }
-        let mut answer = match &self.region {
-            Some(region) => self.call_in_region(request, region).await?,
-            None => self.send(request).await?,
-        };
+        let used = self.keys.get().await.ok();
+        let mut answer = self.call_with(request.clone(), None).await?;
+        if matches!(answer.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
+            && let Some(used) = used
+            && let Ok(Some(other)) = self.keys.replace(&used).await
+        {
+            answer = self.call_with(request, Some(&other.key)).await?;
+        }
         if answer.status() == StatusCode::NOT_IMPLEMENTED {
             // `object_store` would take it for a passing failure, and retry for minutes.
             *answer.status_mut() = StatusCode::BAD_REQUEST;
-        }
-        if matches!(answer.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
-            && let Ok(issued) = self.keys.get().await
-        {
-            self.keys.mark_refused(&issued);
         }
         Ok(answer)
     }
 }
 
 impl StoreHttp {
+    /// Sends a request with `key`, or with the one that `object_store` signed it with.
+    async fn call_with(&self, mut request: HttpRequest, key: Option<&AuthKey>) -> StoreResult {
+        if let Some(region) = &self.region {
+            return self.call_in_region(request, region, key).await;
+        }
+        let token = match key {
+            Some(AuthKey::Azure(key)) => match &**key {
+                AzureCredential::BearerToken(token) => Some(AuthKey::Bearer(Secret::new(token.clone()))),
+                _ => None,
+            },
+            key => key.cloned(),
+        };
+        if let Some(value) = token.and_then(|token| token.authorization().ok()?) {
+            request.headers_mut().insert(AUTHORIZATION, value);
+        }
+        self.send(request).await
+    }
+
     /// Sends a request, and again for a moment while nothing but reading is asked of a server that can't be reached.
-    async fn send(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+    async fn send(&self, request: HttpRequest) -> StoreResult {
         if !request.method().is_safe() {
-            return self.client.execute(request).await;
+            if !is_small_change(&request) {
+                return self.client.execute(request).await;
+            }
+            let answer = timeout(MAX_RESPONSE_TIMEOUT, self.client.execute(request)).await;
+            return answer.unwrap_or_else(|_| Err(http_error(silent(MAX_RESPONSE_TIMEOUT))));
         }
         let mut retry = UnreachableRetry::new();
         loop {
-            match self.client.execute(request.clone()).await {
+            match self.read(&request).await {
                 Err(error) if error.kind() == HttpErrorKind::Connect => {
                     if !retry.wait().await {
                         return Err(HttpError::new(HttpErrorKind::Unknown, error));
@@ -103,14 +142,40 @@ impl StoreHttp {
         }
     }
 
+    /// Reads an object, a listing, or headers. The reader of a part of an object has limits of its own.
+    async fn read(&self, request: &HttpRequest) -> StoreResult {
+        if request.headers().contains_key(RANGE) {
+            return self.client.execute(request.clone()).await;
+        }
+        let read = send_hedged(|received| async move {
+            let (head, body) = self.client.execute(request.clone()).await?.into_parts();
+            let len = header(&head.headers, &CONTENT_LENGTH).and_then(|len| len.parse().ok());
+            if len.unwrap_or(0) > MAX_COLLECTED_BYTES {
+                return Ok(HttpResponse::from_parts(head, body));
+            }
+            let (mut pieces, mut whole) = (body.bytes_stream(), BytesMut::new());
+            while let Some(piece) = pieces.next().await.transpose()? {
+                received.fetch_add(piece.len() as u64, Relaxed);
+                whole.extend_from_slice(&piece);
+                if whole.len() as u64 > MAX_COLLECTED_BYTES {
+                    let error = Error::new(Kind::Unsupported, "the response is too long");
+                    return Err(http_error(error));
+                }
+            }
+            Ok(HttpResponse::from_parts(head, whole.freeze().into()))
+        });
+        read.await.unwrap_or_else(|| Err(http_error(silent(MAX_RESPONSE_TIMEOUT))))
+    }
+
     /// Sends a request to where its bucket is, and once more if the service names another region than it was signed for.
     async fn call_in_region(
         &self,
         request: HttpRequest,
         region: &BucketRegion,
-    ) -> std::result::Result<HttpResponse, HttpError> {
+        key: Option<&AuthKey>,
+    ) -> StoreResult {
         let used = region.named.lock().clone();
-        let answer = self.send(self.signed_for(&used, request.clone(), region).await?).await?;
+        let answer = self.send(self.signed_for(&used, request.clone(), region, key).await?).await?;
         let status = answer.status();
         if !status.is_redirection() && status != StatusCode::BAD_REQUEST {
             return Ok(answer);
@@ -121,7 +186,7 @@ impl StoreHttp {
         let text = std::str::from_utf8(&body).unwrap_or_default();
         match named_region(status, &head.headers, text).filter(|named| *named != used) {
             Some(named) => {
-                let request = self.signed_for(&named, request, region).await?;
+                let request = self.signed_for(&named, request, region, key).await?;
                 *region.named.lock() = named;
                 self.send(request).await
             }
@@ -129,32 +194,126 @@ impl StoreHttp {
         }
     }
 
-    /// The request as it would have been made for the region `named`.
+    /// The request as it would have been made for the region `named`, with `key` if there is one.
     async fn signed_for(
         &self,
         named: &str,
         mut request: HttpRequest,
         region: &BucketRegion,
+        key: Option<&AuthKey>,
     ) -> std::result::Result<HttpRequest, HttpError> {
-        if named != region.signed {
-            self.sign(named, &mut request, region).await.map_err(http_error)?;
+        let current = match key {
+            None if named == region.signed => return Ok(request),
+            None => Some(self.keys.get().await.map_err(http_error)?),
+            Some(_) => None,
+        };
+        if let Some(key) = key.or(current.as_ref().map(|issued| &issued.key)) {
+            sign(named, &mut request, region, key).map_err(http_error)?;
         }
         Ok(request)
     }
+}
 
-    async fn sign(&self, named: &str, request: &mut HttpRequest, region: &BucketRegion) -> Result<()> {
-        // AWS has a host for each region.
-        let host = |region: &str| format!(".{region}.amazonaws.com");
-        let url = request.uri().to_string().replacen(&host(&region.signed), &host(named), 1);
-        *request.uri_mut() =
-            url.parse().map_err(|_| Error::new(Kind::Invalid, "the service's URL is invalid"))?;
-        let issued = self.keys.get().await?;
-        let AuthKey::Aws(key) = &issued.key else { return Ok(()) };
-        let hash = request.headers().get(CONTENT_HASH).and_then(|hash| hash.to_str().ok());
-        let hash = hash.and_then(|hash| hash.parse::<Digest>().ok());
-        AwsAuthorizer::new(key, "s3", named)
-            .with_sign_payload(hash.is_some())
-            .try_authorize(request, hash.as_ref().map(|hash| &hash.0[..]))
-            .map_err(engine_error)
+/// Signs `request` with `key` for the region `named`.
+fn sign(named: &str, request: &mut HttpRequest, region: &BucketRegion, key: &AuthKey) -> Result<()> {
+    // AWS has a host for each region.
+    let host = |region: &str| format!(".{region}.amazonaws.com");
+    let url = request.uri().to_string().replacen(&host(&region.signed), &host(named), 1);
+    *request.uri_mut() =
+        url.parse().map_err(|_| Error::new(Kind::Invalid, "the service's URL is invalid"))?;
+    let AuthKey::Aws(key) = key else { return Ok(()) };
+    request.headers_mut().remove(SESSION_TOKEN);
+    let hash = request.headers().get(CONTENT_HASH).and_then(|hash| hash.to_str().ok());
+    let hash = hash.and_then(|hash| hash.parse::<Digest>().ok());
+    AwsAuthorizer::new(key, "s3", named)
+        .with_sign_payload(hash.is_some())
+        .try_authorize(request, hash.as_ref().map(|hash| &hash.0[..]))
+        .map_err(engine_error)
+}
+
+/// Whether a request writes or deletes one small object. A copy within the store may take long, as the end of an upload may.
+fn is_small_change(request: &HttpRequest) -> bool {
+    let copies = request.headers().keys().any(|name| name.as_str().ends_with("-copy-source"));
+    let sends_little = request.body().content_length() <= MAX_SMALL_BODY && !copies;
+    matches!(*request.method(), Method::PUT | Method::DELETE) && sends_little
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use object_store::aws::AwsCredential;
+    use object_store::client::HttpRequestBody;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::auth::IssuedKey;
+    use crate::auth::key_cache::KeyIssuer;
+    use crate::http_client::mirror_client;
+
+    /// Issues another key each time.
+    #[derive(Debug, Default)]
+    struct RotatingIssuer {
+        issued: AtomicUsize,
+        bearer: bool,
+    }
+
+    #[async_trait]
+    impl KeyIssuer for RotatingIssuer {
+        async fn issue(&self, _: bool) -> Result<IssuedKey> {
+            let name = format!("key{}", self.issued.fetch_add(1, Relaxed));
+            let key = match self.bearer {
+                true => AuthKey::Bearer(Secret::new(name)),
+                false => AuthKey::Aws(Arc::new(AwsCredential {
+                    key_id: name,
+                    secret_key: "secret".to_owned(),
+                    token: None,
+                })),
+            };
+            Ok(IssuedKey::of(key, None))
+        }
+    }
+
+    /// A service that accepts the second key only, and where it is.
+    async fn service() -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("http://{}", listener.local_addr().expect("bound"));
+        tokio::spawn(async move {
+            while let Ok((mut connection, _)) = listener.accept().await {
+                let mut request = Vec::new();
+                while !request.ends_with(b"\r\n\r\nbody") {
+                    connection.read_buf(&mut request).await.expect("read");
+                }
+                let request = String::from_utf8(request).expect("text");
+                let authorizations = request.matches("authorization: ").count();
+                let right = authorizations == 1 && request.contains("key1") && !request.contains("old token");
+                let status = if right { "200 OK" } else { "403 Forbidden" };
+                let answer = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
+                connection.write_all(answer.as_bytes()).await.expect("written");
+            }
+        });
+        url
+    }
+
+    #[tokio::test]
+    async fn mirror_request_with_rotated_key_is_signed_and_sent_again() {
+        let url = service().await;
+        for region in [Some("us-east-1".to_owned()), None] {
+            let issuer = RotatingIssuer { bearer: region.is_none(), ..RotatingIssuer::default() };
+            let keys = Arc::new(KeyCache::with_issuer(Box::new(issuer)));
+            let client = mirror_client(None, MAX_RESPONSE_TIMEOUT).expect("a client");
+            let connector = StoreConnector { keys, client, region };
+            let store = connector.connect(&ClientOptions::new()).expect("a store");
+            let mut request = HttpRequest::new(HttpRequestBody::from(Bytes::from_static(b"body")));
+            *request.method_mut() = Method::PUT;
+            *request.uri_mut() = url.parse().expect("a URL");
+            request.headers_mut().insert(AUTHORIZATION, "signed with key0".parse().expect("a header"));
+            request.headers_mut().insert(SESSION_TOKEN, "old token".parse().expect("a header"));
+            if connector.region.is_none() {
+                request.headers_mut().remove(SESSION_TOKEN);
+            }
+            assert_eq!(store.execute(request).await.expect("an answer").status(), StatusCode::OK);
+        }
     }
 }

@@ -255,8 +255,17 @@ impl PartialBlob {
     pub fn discard(&self) -> Result<()> {
         self.layout.remove(&self.key, BlobFile::Map)?;
         self.layout.remove(&self.key, BlobFile::Part)?;
-        self.space.release(self.size);
+        self.space.release(self.stored_bytes());
         Ok(())
+    }
+
+    /// The bytes that it takes on the disk, as far as they were reserved.
+    fn stored_bytes(&self) -> u64 {
+        if self.occupied {
+            return self.size;
+        }
+        let stored = (0..self.presence.blocks()).filter(|i| self.presence.state(*i) != BlockState::Absent);
+        stored.map(|index| block::len(self.size, index)).sum()
     }
 }
 

@@ -72,18 +72,29 @@ impl Content {
         Err(Error::new(Kind::Corrupt, format!("{path}: {text}")))
     }
 
-    /// Discards what came, which is not the content, and allows fetching it again. Listeners drop the blocks that they cached.
+    /// Discards what came, which is not the content, and allows fetching it again.
     fn discard_wrong(&self, partial: &PartialBlob, error: Error) {
         tracing::warn!(%error, "a blob was refuted");
         self.refutation.record(error);
+        self.discard(partial);
+        self.committing.store(false, Ordering::Relaxed);
+        self.changed.notify_waiters();
+    }
+
+    /// Keeps the content, of which some was read and discarded, from being fetched anew for a while.
+    pub(super) fn refute(&self, error: Error) {
+        self.refutation.record(error);
+        self.changed.notify_waiters();
+    }
+
+    /// Discards the part in the cache. Listeners drop the blocks that they cached.
+    pub(super) fn discard(&self, partial: &PartialBlob) {
         let removal = self.resources.cache.mark_removal(&self.blob.key);
         if let Err(error) = self.resources.cache.discard(partial) {
             tracing::warn!(%error, "cannot discard damaged content");
         }
         *self.slot() = None;
-        self.committing.store(false, Ordering::Relaxed);
         self.resources.cache.notify_removed(&removal, None);
-        self.changed.notify_waiters();
     }
 
     /// Drops the removed file, and opens the one that replaced it, if any.

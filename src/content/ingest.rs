@@ -40,9 +40,11 @@ impl Content {
             return Ok(FetchOutcome::Complete);
         }
         let stall_limit = if urgency == Urgency::Stage { STAGE_STALL_LIMIT } else { READ_DEADLINE };
-        if self.fetches_whole(flight) && wanted.len() as u64 == flight.extent().blocks {
-            return self.fetch_proved(flight, (scope, urgency), stall_limit).await;
+        if self.fetches_whole(flight) {
+            return self.fetch_proved(flight, wanted, (scope, urgency), stall_limit).await;
         }
+        let present = flight.extent().range().filter(|index| wanted.binary_search(index).is_err());
+        present.for_each(|index| flight.deliver(index, Delivery::Stored));
         // Other nodes ask for what this one fetches directly at about this time.
         let keep_for_peers = scope == FetchScope::Direct && self.is_shared();
         let accept = |arrival: Arrival| {
@@ -168,14 +170,8 @@ fn missing_unless_doubted(partial: &PartialBlob, flight: &Flight) -> Option<Vec<
     (!doubted).then(|| missing(partial, flight))
 }
 
-/// The missing blocks of a flight; the present ones are delivered.
+/// The missing blocks of a flight, in order.
 fn missing(partial: &PartialBlob, flight: &Flight) -> Vec<u64> {
-    let mut missing = Vec::new();
-    for index in flight.extent().range() {
-        match partial.presence().state(index) {
-            BlockState::Present => flight.deliver(index, Delivery::Stored),
-            _ => missing.push(index),
-        }
-    }
-    missing
+    let is_missing = |index: &u64| partial.presence().state(*index) != BlockState::Present;
+    flight.extent().range().filter(is_missing).collect()
 }

@@ -79,43 +79,56 @@ impl Content {
         if self.finish() { self.became_whole().await.map(drop) } else { Ok(()) }
     }
 
-    /// Fetches a whole content, and delivers it once it is proved.
+    /// Fetches the blocks `wanted` of a whole content, and delivers them once they are proved together with those that are here.
+    /// If these are not what the origin publishes, they are discarded, and all blocks are fetched.
     pub(super) async fn fetch_proved(
         self: &Arc<Self>,
         flight: &Arc<Flight>,
+        mut wanted: Vec<u64>,
         (scope, urgency): (FetchScope, Urgency),
         stall_limit: Duration,
     ) -> Result<FetchOutcome> {
-        let mut attempt = 1;
+        let (mut attempt, mut has_discarded) = (1, false);
         loop {
+            let is_partial = (wanted.len() as u64) < flight.extent().blocks;
             let held = Mutex::new(Vec::new());
             let accept = async |arrival: Arrival| {
                 let index = arrival.index;
                 held.lock().push(arrival);
                 Ok(index)
             };
-            let wanted = flight.extent().range().collect();
-            let outcome =
-                self.ladder().fetch(&self.blob, wanted, (scope, urgency), stall_limit, accept).await?;
+            let urgency = (scope, urgency);
+            let outcome = self.ladder().fetch(&self.blob, wanted, urgency, stall_limit, accept).await?;
             if outcome == FetchOutcome::BecameOwner {
                 return Ok(outcome);
             }
-            let (content, flight, arrivals) = (self.clone(), flight.clone(), held.into_inner());
+            let (content, joined, arrivals) = (self.clone(), flight.clone(), held.into_inner());
             let permit = self.resources.hash_permits.clone().acquire_owned().await;
             let proved = self.resources.runtime.spawn_blocking(move || {
                 let _permit = permit;
-                content.deliver_proved(&flight, arrivals)
+                let proved = content.deliver_proved(&joined, arrivals);
+                if let (Err(_), true, Some(partial)) = (&proved, is_partial, content.part()) {
+                    content.discard(&partial);
+                }
+                proved
             });
             match proved.await.map_err(lost)? {
                 Ok(()) => return Ok(FetchOutcome::Complete),
-                Err(error) if attempt == PROOF_ATTEMPT_LIMIT => return Err(error),
+                Err(error) if attempt == PROOF_ATTEMPT_LIMIT && !is_partial => {
+                    if has_discarded {
+                        self.refute(error.share());
+                    }
+                    return Err(error);
+                }
                 Err(error) => tracing::warn!(%error, "wrong bytes"),
             }
-            attempt += 1;
+            has_discarded |= is_partial;
+            attempt += u32::from(!is_partial);
+            wanted = flight.extent().range().collect();
         }
     }
 
-    /// Delivers all blocks of a content, if they are what its origin publishes.
+    /// Delivers the blocks of a content that arrived, if they and those that are here are what its origin publishes.
     fn deliver_proved(&self, flight: &Flight, arrivals: Vec<Arrival>) -> Result<()> {
         let blocks = arrivals.into_iter().map(|arrival| arrival.verify(None));
         let mut blocks = blocks.collect::<Result<Vec<_>>>()?;
@@ -123,7 +136,14 @@ impl Content {
         let expected =
             self.published_sha256().ok_or_else(|| Error::new(Kind::Corrupt, "nothing to prove"))?;
         let mut hasher = Sha256::new();
-        blocks.iter().for_each(|block| hasher.update(block.bytes()));
+        let (partial, mut arrived) = (self.part(), blocks.iter().peekable());
+        for index in flight.extent().range() {
+            match (arrived.next_if(|block| block.index() == index), &partial) {
+                (Some(block), _) => hasher.update(block.bytes()),
+                (None, Some(partial)) => hasher.update(partial.read_once(index)?),
+                (None, None) => return Err(Error::new(Kind::Corrupt, "a block in the cache is gone")),
+            }
+        }
         self.compare(hasher, expected)?;
         for block in &blocks {
             self.deliver_and_store(flight, block, false)?;

@@ -8,9 +8,9 @@ use tokio::time::Instant;
 
 use crate::error::Error;
 
-/// How long a read must have taken to fail for its error to answer the next read of the same block, if that comes within
-/// [`REPEAT_WINDOW`]. The kernel reads ahead first and then asks again for the very page: without this, a reader would wait for
-/// two deadlines.
+/// How long a read must have taken to fail for its error to answer all reads of the same block that come within
+/// [`REPEAT_WINDOW`]. The kernel reads ahead first and then asks again for the very page, and many readers of one page ask for it one
+/// after the other: without this, the last of them would wait for as many deadlines.
 const SLOW_FAILURE_DURATION: Duration = Duration::from_secs(10);
 const REPEAT_WINDOW: Duration = Duration::from_secs(1);
 
@@ -41,16 +41,15 @@ impl RecentFailures {
         }
     }
 
-    /// Takes the error of a read of one of `blocks` that failed a moment ago. It is returned once.
-    pub(super) fn take(&self, blocks: &Range<u64>) -> Option<Error> {
-        let mut failures = self.0.lock();
+    /// The error of a read of one of `blocks` that failed a moment ago.
+    pub(super) fn find(&self, blocks: &Range<u64>) -> Option<Error> {
+        let failures = self.0.lock();
         let overlaps = |failure: &RecentFailure| {
             failure.blocks.start < blocks.end
                 && blocks.start < failure.blocks.end
                 && failure.since.elapsed() < REPEAT_WINDOW
         };
-        let at = failures.iter().position(overlaps)?;
-        Some(failures.swap_remove(at).error)
+        failures.iter().find(|failure| overlaps(failure)).map(|failure| failure.error.share())
     }
 }
 
@@ -60,15 +59,17 @@ mod tests {
     use crate::error::Kind;
 
     #[tokio::test(start_paused = true)]
-    async fn recent_failures_of_a_read_ahead_are_each_returned_once() {
+    async fn recent_failure_is_returned_to_every_read_within_a_second() {
         let (failures, error) = (RecentFailures::default(), Error::new(Kind::Timeout, "late"));
         for block in 0..4 {
             failures.record(block..block + 2, SLOW_FAILURE_DURATION, &error);
         }
-        assert_eq!(failures.take(&(0..1)).expect("the first").kind(), Kind::Timeout);
-        assert!(failures.take(&(0..1)).is_none(), "told once");
-        assert!(failures.take(&(4..5)).is_some(), "the end of the last");
+        for _ in 0..8 {
+            assert_eq!(failures.find(&(0..1)).expect("the first").kind(), Kind::Timeout);
+        }
+        assert!(failures.find(&(4..5)).is_some(), "the end of the last");
+        assert!(failures.find(&(5..6)).is_none(), "not asked for");
         tokio::time::advance(REPEAT_WINDOW).await;
-        assert!(failures.take(&(2..3)).is_none(), "too long ago");
+        assert!(failures.find(&(2..3)).is_none(), "too long ago");
     }
 }

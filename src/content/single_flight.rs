@@ -40,16 +40,17 @@ impl Content {
             }
             // Direct flights are checked for the other table only, whose lock is held meanwhile.
             let direct = |i: u64| if scope == FetchScope::All { self.direct_flights.find(i) } else { None };
-            let absent = |i: u64| i < count && !self.is_present(i) && direct(i).is_none();
-            // A blob that is verified as a whole is fetched in one flight.
-            let whole = self.fits_one_flight() && (0..count).all(absent);
+            // A blob that is verified as a whole is brought by one flight, whatever is here of it.
+            let whole = self.fits_one_flight() && (0..count).all(|i| direct(i).is_none());
+            let lacks = |i: u64| !self.is_present(if whole { index } else { i });
+            let absent = |i: u64| i < count && lacks(i) && direct(i).is_none();
             let flights = self.flights(scope);
             let (first, most) = match whole {
                 true => (0, count),
                 false if self.is_sequential() => {
                     // A request can only begin where something is missing, and goes to the end.
-                    let lacks = |i: &u64| absent(*i) && flights.find(*i).is_none();
-                    ((0..=index).rev().take_while(lacks).last().unwrap_or(index), count)
+                    let is_free = |i: &u64| absent(*i) && flights.find(*i).is_none();
+                    ((0..=index).rev().take_while(is_free).last().unwrap_or(index), count)
                 }
                 false => (index, most),
             };

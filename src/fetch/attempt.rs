@@ -6,11 +6,18 @@ use tokio::time::Instant;
 
 use super::FetchScope;
 use crate::blob::Blob;
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::extent::Extent;
 use crate::metrics::SnapshotMetrics;
 use crate::placement::ClusterTier;
 use crate::tier::{Tier, Urgency};
+
+/// How many invalid responses a tier may send in a row: a server or a proxy in trouble sends one (an error page, a redirect to
+/// nowhere), and a file that has changed says so again.
+const INVALID_RESPONSE_LIMIT: u32 = 2;
+
+/// How long a tier may take until its first byte, and again for each block after it, while another is left (DESIGN, section 6).
+pub(super) const REQUEST_STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The state of one attempt: which blocks are still missing, and what went wrong.
 pub(super) struct FetchAttempt<'a> {
@@ -25,6 +32,19 @@ pub(super) struct FetchAttempt<'a> {
     pub(super) stall_limit: Duration,
     /// Whether a tier has sent wrong bytes since the first tier was asked.
     pub(super) wrong_bytes: bool,
+    /// How long a tier may stall while another is left. It grows: the others may be of no help.
+    pub(super) patience: Duration,
+    /// The tiers that did not serve the blob, each once.
+    pub(super) refusals: Vec<Refusal>,
+}
+
+/// How a tier did not serve a blob, without being out of order.
+pub(super) struct Refusal {
+    /// The tier, by its place in the ladder.
+    place: usize,
+    /// How often in a row it may be a passing fault.
+    responses: u32,
+    error: Error,
 }
 
 /// One step of an attempt: a tier that is asked.
@@ -33,7 +53,9 @@ pub(super) struct FetchStep<'a> {
     pub(super) tier: &'a dyn Tier,
     /// The tier as part of a cluster, where it is one.
     pub(super) peer: Option<&'a dyn ClusterTier>,
-    /// Whether no other tier comes below it.
+    /// Its place among the tiers that are no peers.
+    pub(super) place: Option<usize>,
+    /// Whether no other tier comes below it that may help.
     pub(super) last: bool,
 }
 
@@ -62,4 +84,53 @@ impl FetchAttempt<'_> {
         self.missing.retain(|missing| *missing != index);
         Ok(())
     }
+
+    /// Records that the tier at `place` failed with `error`, if that is the tier's answer to this blob.
+    pub(super) fn record_refusal(&mut self, place: usize, error: &Error) {
+        let responses = match error.kind() {
+            Kind::Refused | Kind::NotFound | Kind::Invalid => INVALID_RESPONSE_LIMIT,
+            Kind::Changed | Kind::Unsupported => 1,
+            _ => return,
+        };
+        match self.refusals.iter_mut().find(|refusal| refusal.place == place) {
+            Some(refusal) => {
+                refusal.responses += responses;
+                refusal.error = error.share();
+            }
+            None => self.refusals.push(Refusal { place, responses, error: error.share() }),
+        }
+    }
+
+    /// Why the tier at `place` need not be asked again.
+    pub(super) fn refusal(&self, place: usize) -> Option<&Error> {
+        let refusal = self.refusals.iter().find(|refusal| refusal.place == place)?;
+        (refusal.responses >= INVALID_RESPONSE_LIMIT).then_some(&refusal.error)
+    }
+
+    /// Whether a tier may have refused the blob by mistake.
+    pub(super) fn has_doubtful_refusal(&self) -> bool {
+        self.refusals.iter().any(|refusal| refusal.responses < INVALID_RESPONSE_LIMIT)
+    }
+
+    /// Starts anew after blocks have arrived.
+    pub(super) fn reset(&mut self) {
+        self.patience = REQUEST_STALL_TIMEOUT;
+        self.refusals.retain(|refusal| refusal.responses >= INVALID_RESPONSE_LIMIT);
+    }
+}
+
+/// Whether a tier that failed so may have the blob at the next try.
+pub(super) fn may_pass(kind: Kind) -> bool {
+    matches!(kind, Kind::Unavailable | Kind::Timeout | Kind::Corrupt)
+}
+
+/// Combines the errors of two tiers. The last one's kind counts, unless that refuses the blob and the first may have it, or the
+/// first is of this node.
+pub(super) fn combine_errors(first: &Error, last: &Error) -> Error {
+    let weight = |kind| match kind {
+        Kind::Disk | Kind::NoSpace | Kind::Busy | Kind::Interrupted => 2,
+        kind => i32::from(may_pass(kind)),
+    };
+    let kind = if weight(first.kind()) > weight(last.kind()) { first.kind() } else { last.kind() };
+    Error::new(kind, format!("{first}; {last}"))
 }

@@ -1,8 +1,9 @@
 //! Hedging: a second request beside one that stalls.
 //!
-//! Where another tier is left, a request that stalls is given up for that. The last tier has none below it: there a second
-//! request starts beside the first, and what brings the next block first goes on alone. So one bad connection costs
-//! [`REQUEST_STALL_TIMEOUT`], and a server that is slow with every response is still waited for.
+//! Where another tier is left, a request that stalls is given up for that. A peer, which is near, may take much less, and is
+//! judged by its own tier, which hears from it even while it has nothing to send ([`crate::peer`]). The last tier has none below
+//! it: there a second request starts beside the first, and what brings the next block first goes on alone. So one bad connection
+//! costs [`REQUEST_STALL_TIMEOUT`], and a server that is slow with every response is still waited for.
 
 use std::future::pending;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,17 +11,13 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
+use super::attempt::REQUEST_STALL_TIMEOUT;
 use super::parallelism::{Parallelism, RequestSlot};
 use super::tier_request::{FetchContext, TierRequest};
 use super::{FetchAttempt, FetchStep};
 use crate::block::{Arrival, BLOCK};
 use crate::error::{Error, Kind, Result};
 use crate::extent::Extent;
-
-/// How long a tier may take until its first byte, and again for each block after it (DESIGN, section 6). A peer, which is
-/// near, may take much less, and is judged by its own tier, which hears from it even while it has nothing to send
-/// ([`crate::peer`]).
-const REQUEST_STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A request to the last tier that would not bring a block in this time is useless to a reader, whatever its siblings do.
 const BLOCK_DEADLINE: Duration = Duration::from_secs(30);
@@ -37,12 +34,13 @@ pub(super) struct HedgedRequest<'a> {
     second: Option<(TierRequest<'a>, Option<RequestSlot<'a>>)>,
 }
 
-/// The blob, the tier to ask, and how urgently.
+/// The blob, the tier to ask, how urgently, and how long it may stall while another tier is left.
 #[derive(Clone, Copy)]
 pub(super) struct Target<'a> {
     pub step: FetchStep<'a>,
     pub blob: &'a crate::blob::Blob,
     pub urgency: crate::tier::Urgency,
+    pub patience: Duration,
 }
 
 /// A window of [`REQUEST_STALL_TIMEOUT`], with what had arrived when it began.
@@ -89,10 +87,8 @@ impl<'a> HedgedRequest<'a> {
         let step = self.target.step;
         let unanswered = self.first.0.latency.is_none();
         let arrived = loop {
-            let until = match step.last {
-                true => deadline.min(window.began + timeout),
-                false => window.began + self.block_timeout(unanswered),
-            };
+            let limit = if step.last { timeout } else { self.block_timeout(unanswered) };
+            let until = deadline.min(window.began + limit);
             tokio::select! {
                 biased;
                 arrived = self.first.0.next() => match (arrived, self.second.take()) {
@@ -112,7 +108,7 @@ impl<'a> HedgedRequest<'a> {
                         }
                         timeout *= 2;
                         window = self.window();
-                    } else if step.last || window.began.elapsed() >= self.block_timeout(unanswered) {
+                    } else if until == deadline || window.began.elapsed() >= self.block_timeout(unanswered) {
                         return Err(self.stalled(window.began.elapsed()));
                     }
                 }
@@ -127,7 +123,7 @@ impl<'a> HedgedRequest<'a> {
     /// How long a block may take where another tier is left. The first byte has a window of its own, if it was still
     /// `unanswered` when the block was asked for.
     fn block_timeout(&self, unanswered: bool) -> Duration {
-        REQUEST_STALL_TIMEOUT + self.first.0.latency.filter(|_| unanswered).unwrap_or_default()
+        self.target.patience + self.first.0.latency.filter(|_| unanswered).unwrap_or_default()
     }
 
     fn window(&self) -> Window {

@@ -1,4 +1,4 @@
-//! The last tier, slow in every way, on a clock that jumps.
+//! Tiers that are slow in every way, or refuse, on a clock that jumps.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -25,6 +25,8 @@ enum ScriptedAnswer {
     Slow(u64),
     /// After so many seconds.
     Late(u64),
+    /// Fails at once.
+    Fail(Kind),
 }
 
 /// A tier of zeros, which answers as scripted: the last response for all that follow.
@@ -91,6 +93,7 @@ impl Tier for SlowTier {
                     sleep(Duration::from_secs(seconds)).await;
                     u64::MAX
                 }
+                ScriptedAnswer::Fail(kind) => return Err(Error::new(kind, format!("{kind:?}"))),
             };
             let step = if rate == u64::MAX { BLOCK } else { rate };
             let pieces = stream::iter((0..len).step_by(step as usize)).then(move |at| async move {
@@ -185,4 +188,56 @@ async fn fetch_from_a_server_too_slow_for_many_sends_fewer() {
     tier.most_at_once.store(0, Relaxed);
     stage(8..40).await.into_iter().for_each(|fetched| _ = fetched.expect("in turn"));
     assert!(tier.most_at_once.load(Relaxed) <= 4, "{tier:?}");
+}
+
+/// Fetches two blocks from tiers that answer so; how that ended and how long it took, and how many requests each tier got.
+async fn fetch_from(tiers: [&[ScriptedAnswer]; 2]) -> (Result<FetchOutcome>, u64, [usize; 2]) {
+    let tiers = tiers.map(|answers| SlowTier::new(answers, false));
+    let dyns = tiers.iter().map(|tier| tier.clone() as Arc<dyn Tier>).collect();
+    let ladder = Ladder::new(dyns, Arc::default(), Arc::default());
+    let began = Instant::now();
+    let fetched = fetch(&ladder, 0..2, Urgency::Read, 30).await;
+    (fetched, began.elapsed().as_secs(), tiers.map(|tier| tier.requests.load(Relaxed)))
+}
+
+#[tokio::test(start_paused = true)]
+async fn fetch_from_a_slow_tier_above_one_that_is_of_no_help_waits_for_it() {
+    use ScriptedAnswer::{Fail, Late, Prompt};
+    for (upper, lower, within, lower_requests) in [
+        (&[Late(6)][..], Fail(Kind::Refused), 12, 1),
+        (&[Late(100), Prompt], Fail(Kind::Refused), 6, 1),
+        (&[Fail(Kind::Unavailable), Fail(Kind::Unavailable), Prompt], Fail(Kind::NotFound), 3, 1),
+        (&[Late(20)], Fail(Kind::Unsupported), 36, 2),
+        (&[Late(6)], Fail(Kind::Unavailable), 12, 1),
+    ] {
+        let (fetched, took, requests) = fetch_from([upper, &[lower]]).await;
+        assert!(took <= within, "{upper:?} {lower:?}: {took}");
+        match (upper, lower) {
+            // Two of the tries were given up for the other tier.
+            ([Late(20)], _) => assert_eq!(fetched.expect_err("late").kind(), Kind::Timeout),
+            _ => _ = fetched.expect("from the upper tier"),
+        }
+        assert_eq!(requests[1], lower_requests, "{upper:?} {lower:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn fetch_refused_below_a_silent_tier_times_out_naming_both() {
+    use ScriptedAnswer::{Fail, Late};
+    let (fetched, took, requests) = fetch_from([&[Late(100)], &[Fail(Kind::Refused)]]).await;
+    let error = fetched.expect_err("nobody has it");
+    assert_eq!((error.kind(), took, requests[1]), (Kind::Timeout, 30, 1));
+    assert!(
+        error.to_string().contains("did not respond within") && error.to_string().contains("Refused"),
+        "{error}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn fetch_refused_by_all_tiers_fails_at_once_as_the_last_one_did() {
+    use ScriptedAnswer::Fail;
+    let (fetched, took, requests) = fetch_from([&[Fail(Kind::NotFound)], &[Fail(Kind::Refused)]]).await;
+    assert_eq!((fetched.expect_err("refused").kind(), took, requests), (Kind::Refused, 0, [1, 1]));
+    let (fetched, _, requests) = fetch_from([&[Fail(Kind::Refused)], &[Fail(Kind::Changed)]]).await;
+    assert_eq!((fetched.expect_err("changed").kind(), requests), (Kind::Changed, [1, 2]));
 }

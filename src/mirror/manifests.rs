@@ -2,18 +2,22 @@
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, TryStreamExt, stream};
-use object_store::ObjectStoreExt;
+use object_store::GetOptions;
+use object_store::path::Path;
 
 use super::keys::ObjectKind;
 use super::lease::MirrorLease;
 use super::{Mirror, damaged};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
+use crate::http_client::{MAX_RESPONSE_TIMEOUT, send_hedged, silent};
 use crate::manifest::Manifest;
 use crate::task::blocking;
 
@@ -44,13 +48,8 @@ impl Mirror {
         let key = self.key(ObjectKind::Manifests, digest);
         let Some(meta) = self.head(&key).await? else { return Ok(None) };
         let starts = (0..meta.size).step_by(PIECE_BYTES as usize);
-        let pieces = stream::iter(starts).map(|start| {
-            let key = &key;
-            async move {
-                let range = start..meta.size.min(start + PIECE_BYTES);
-                self.store.objects.get_range(key, range).await.map_err(|e| self.failure("read", key, &e))
-            }
-        });
+        let pieces =
+            stream::iter(starts).map(|start| self.piece(&key, start..meta.size.min(start + PIECE_BYTES)));
         let mut pieces = pieces.buffered(PIECES_IN_FLIGHT);
         let mut hasher = blake3::Hasher::new();
         while let Some(piece) = pieces.try_next().await? {
@@ -71,6 +70,26 @@ impl Mirror {
             return Err(damaged(self.url_of(&key), "its content does not have its digest"));
         }
         Ok(Some(file))
+    }
+
+    /// The bytes `range` of the object at `key`.
+    async fn piece(&self, key: &Path, range: Range<u64>) -> Result<Bytes> {
+        let piece = send_hedged(|received| {
+            let options = GetOptions::new().with_range(Some(range.clone()));
+            let mut piece = BytesMut::with_capacity((range.end - range.start) as usize);
+            async move {
+                let mut arriving = self.store.objects.get_opts(key, options).await?.into_stream();
+                while let Some(bytes) = arriving.try_next().await? {
+                    received.fetch_add(bytes.len() as u64, Relaxed);
+                    piece.extend_from_slice(&bytes);
+                }
+                Ok(piece.freeze())
+            }
+        });
+        match piece.await {
+            Some(piece) => piece.map_err(|e| self.failure("read", key, &e)),
+            None => Err(silent(MAX_RESPONSE_TIMEOUT).context(self.url_of(key))),
+        }
     }
 
     /// Puts the manifest that `file` holds.

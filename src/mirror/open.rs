@@ -20,7 +20,7 @@ use crate::error::{Error, Kind, Result};
 use crate::http_client::{self, HttpClient};
 use crate::source::{Access, BucketService, Uri, not_object_storage};
 
-/// How long one request may take: a part of an upload over a slow line, or a copy of 5 GiB within the store.
+/// How long one request may take that moves much: a part of an upload over a slow line, or a copy of 5 GiB within the store.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A store, and its credentials where it is no local directory.
@@ -246,5 +246,16 @@ mod tests {
             );
             assert_eq!(server.await.expect("served").len(), answers.len());
         }
+    }
+
+    #[tokio::test]
+    async fn mirror_redirected_elsewhere_sends_nothing_there() {
+        const ELSEWHERE: Answer = ("307 Temporary Redirect\r\nlocation: http://localhost:1/stolen", "");
+        let (endpoint, server) = service(&[ELSEWHERE]).await;
+        let s3 = Some(S3Access { anonymous: true, endpoint: Some(endpoint), ..S3Access::default() });
+        let error =
+            founded("s3://bucket", &Access { s3, ..Access::default() }).init().await.expect_err("redirected");
+        assert!(error.to_string().contains("the server returned 307 Temporary Redirect"), "{error}");
+        server.await.expect("served");
     }
 }

@@ -159,6 +159,10 @@ fn reason(error: &object_store::Error) -> String {
     if let Some(lost) = causes.find_map(|layer| layer.downcast_ref::<reqwest::Error>()) {
         return explain_transport(lost, false).to_string();
     }
+    let mut layers = std::iter::successors(Some(first), |layer| layer.source());
+    if layers.any(|layer| layer.to_string().starts_with(UNREADABLE_MESSAGE_PREFIX)) {
+        return "the response is not that of an object storage; check --mirror-endpoint".to_owned();
+    }
     let text = root_cause(error);
     let Some(answer) = text.strip_prefix(STATUS_MESSAGE_PREFIX) else { return text };
     let (status, body) = answer.split_once(": ").unwrap_or((answer, ""));
@@ -168,6 +172,9 @@ fn reason(error: &object_store::Error) -> String {
 
 /// The text that `object_store` puts before the status and the body of a failed response.
 const STATUS_MESSAGE_PREFIX: &str = "Server returned non-2xx status code: ";
+
+/// The text that `object_store` puts before what it cannot read, and why: with names of its types, and with the response.
+const UNREADABLE_MESSAGE_PREFIX: &str = "Got invalid ";
 
 /// The text of the innermost cause of an error, without the layers that passed it on.
 pub(super) fn root_cause(error: &object_store::Error) -> String {

@@ -209,6 +209,24 @@ async fn web_listing_of_a_server_without_ranges_marks_its_files() {
 }
 
 #[tokio::test]
+async fn web_listing_of_a_complete_index_probes_one_file_for_ranges() {
+    let index = r#"{"files": [{"path": "gone", "size": 9, "etag": "\"x\""}, {"path": "a", "size": 2097152, "etag":
+                   "\"x\""}, {"path": "b", "size": 2097152, "etag": "\"x\""}]}"#;
+    for ranges in [true, false] {
+        let site = site("d/").await;
+        site.server.put("d/bdnfs.json", index);
+        site.server.put("d/a", vec![7; 2 << 20]);
+        site.server.ranges.store(ranges, Ordering::Relaxed);
+        for (path, is_large) in [("a", true), ("b", true), ("gone", false)] {
+            let before = site.server.requests.load(Ordering::Relaxed);
+            let blob = pinned(&site.origin, path).await.expect("pinned");
+            assert_eq!(blob.version.starts_with(b"whole etag "), is_large && !ranges, "{path}");
+            assert!(site.server.requests.load(Ordering::Relaxed) - before <= 3);
+        }
+    }
+}
+
+#[tokio::test]
 async fn web_server_that_only_claims_ranges_is_read_whole() {
     let site = site("x").await;
     site.server.put("x", vec![7; 2 << 20]);

@@ -8,6 +8,7 @@ use super::file_probe::FileProbe;
 use super::validator::{Validator, WHOLE_MARK};
 use super::{UrlLayout, WebOrigin};
 use crate::backoff::entropy;
+use crate::block::BLOCK;
 use crate::error::{Error, Kind, Result};
 use crate::http_client;
 use crate::manifest::{ListedFile, Listing};
@@ -17,16 +18,26 @@ const MAX_INDEX_BYTES: usize = 256 << 20;
 /// How many files are probed at once.
 const PARALLEL_PROBES: usize = 16;
 
-/// Lists what `web` has into `listing`. Files whose size or version is not in an index are probed.
+/// Lists what `web` has into `listing`. Files whose size or version is not in an index are probed, and one of the others, which
+/// shows whether the server has ranges.
 pub(super) async fn list(web: &WebOrigin, listing: &mut Listing) -> Result<()> {
     let items = match &web.layout {
         UrlLayout::File(name) => vec![IndexItem { path: name.clone(), ..IndexItem::default() }],
         UrlLayout::Directory(formats) => read_index(web, formats).await?,
     };
     let complete = |item: &IndexItem| item.size.is_some() && item.version.is_some();
-    let (done, unknown): (Vec<_>, Vec<_>) = items
+    let (mut done, unknown): (Vec<_>, Vec<_>) = items
         .into_iter()
         .partition(|item| complete(item) || !is_nameable(&item.path) || !listing.selects(&item.path));
+    let is_large = |item: &IndexItem| item.size.is_some_and(|size| size > BLOCK);
+    let sample = done.iter().find(|item| {
+        complete(item) && is_large(item) && is_nameable(&item.path) && listing.selects(&item.path)
+    });
+    if let Some(item) = sample
+        && ignores_ranges(web, item).await
+    {
+        done.iter_mut().filter(|item| is_large(item)).for_each(|item| item.whole = true);
+    }
     done.iter().for_each(|item| list_file(listing, item));
     let mut probed =
         stream::iter(unknown).map(|item| complete_item(web, item)).buffer_unordered(PARALLEL_PROBES);
@@ -34,6 +45,12 @@ pub(super) async fn list(web: &WebOrigin, listing: &mut Listing) -> Result<()> {
         list_file(listing, &item?);
     }
     Ok(())
+}
+
+/// Whether the server ignores Range, as it shows with `item`. If that is not there, its reader is told.
+async fn ignores_ranges(web: &WebOrigin, item: &IndexItem) -> bool {
+    let probe = http_client::retry_listing(|| FileProbe::of(web, web.url(&item.path))).await;
+    probe.is_ok_and(|probe| probe.whole)
 }
 
 /// Whether a URL can name `path`: one with `..` would name another. The listing refuses those.

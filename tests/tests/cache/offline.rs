@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bdnfs_tests::command_output::CommandOutput;
 use bdnfs_tests::proxy::NetworkFault;
@@ -94,4 +94,23 @@ fn offline_mount_sends_no_request_and_is_refused_unless_complete() {
     assert_same(&staged, &fs::read(point.join("weights")).unwrap(), "what was staged");
     assert!(!point.join("newer").exists());
     assert_eq!(env.s3.requests.of(axum::http::Method::GET, |_| true).requests, 0);
+}
+
+#[test]
+fn staged_snapshot_while_its_mirror_is_frozen_or_drips_is_mounted_within_a_minute() {
+    let env = env();
+    env.mirror();
+    stage(&env, &MIRRORED);
+    let frozen = NetworkFault { frozen: true, ..NetworkFault::default() };
+    let drips = NetworkFault { rate: Some(5), ..NetworkFault::default() };
+    for (name, fault) in [("frozen", frozen), ("drips", drips)] {
+        env.proxy.set(fault);
+        let began = Instant::now();
+        let (point, ran) = mount(&env, name, &MIRRORED);
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+        assert!(ran.err.contains("is mounted from the cache as of 20"), "{}", ran.err);
+        ran.succeeds();
+        assert_same_tree(&env.bucket(), &point);
+        env.machine.umount(&point);
+    }
 }

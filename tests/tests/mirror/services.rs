@@ -80,3 +80,17 @@ fn mirror_in_another_region_is_used_where_the_service_names_it() {
     assert_same_tree(&env.bucket(), &point);
     env.machine.umount(&point);
 }
+
+#[test]
+fn mirror_is_reached_without_the_proxies_of_the_environment() {
+    let env = TestEnv::new();
+    env.put("weights", 3 * MIB);
+    env.mirror();
+    let names = ["http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY"];
+    let machine =
+        names.into_iter().fold(env.second_machine(), |machine, name| machine.env(name, "http://127.0.0.1:1"));
+    run(&machine, "mirror ls --mirror s3://mirror").succeeds();
+    let point = machine.mount_with("s3://bucket", "mnt", &["--mirror", "s3://mirror", "--wait"]);
+    assert_same_tree(&env.bucket(), &point);
+    machine.umount(&point);
+}

@@ -83,6 +83,17 @@ fn mirror_endpoint_without_a_bucket_is_named_in_the_error() {
     output.fails(&[&format!(
         "cannot read s3://m/format.json at {url}: the server returned 405 Method Not Allowed"
     )]);
+    for body in ["{\"ok\": true}", "", "<html><body>Welcome</body></html>"] {
+        let server = self::server(200, body);
+        let mirror = ["--mirror", "s3://m", "--mirror-endpoint", &server.url(), "--mirror-anonymous"];
+        for command in [&["mirror", "ls"][..], &["mirror", "add", source.to_str().unwrap()]] {
+            let output = machine.run(&[command, &mirror].concat()).fails(&["s3://m"]);
+            for jargon in ["Event", "struct", "invalid type", "missing field", "Got invalid", "<", "Welcome"]
+            {
+                assert!(!output.contains(jargon), "{output}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -1,0 +1,77 @@
+//! Small requests that stall: another one is sent beside, and the first response counts.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::time::timeout;
+
+use super::{INITIAL_RESPONSE_TIMEOUT, MAX_RESPONSE_TIMEOUT};
+
+/// What a small request has to bring in [`INITIAL_RESPONSE_TIMEOUT`] in order not to be slow, in bytes.
+const MIN_WINDOW_BYTES: u64 = 128 << 10;
+
+/// Sends `request`, which counts the bytes that arrive into what it is given, and again beside it while it brings too little.
+/// Returns the first response; `None` after [`MAX_RESPONSE_TIMEOUT`] in which all were too slow.
+pub(crate) async fn send_hedged<T, E, F>(request: impl Fn(Arc<AtomicU64>) -> F) -> Option<Result<T, E>>
+where
+    F: Future<Output = Result<T, E>>,
+{
+    let received = Arc::new(AtomicU64::new(0));
+    let mut requests = FuturesUnordered::new();
+    requests.push(request(received.clone()));
+    let (mut window, mut stalled) = (INITIAL_RESPONSE_TIMEOUT, Duration::ZERO);
+    loop {
+        let before = received.load(Relaxed);
+        match timeout(window, requests.next()).await {
+            Ok(Some(Err(_))) if !requests.is_empty() => {}
+            Ok(done) => return done,
+            Err(_) if received.load(Relaxed) - before >= MIN_WINDOW_BYTES => {}
+            Err(_) => {
+                stalled += window;
+                if stalled >= MAX_RESPONSE_TIMEOUT {
+                    return None;
+                }
+                window += INITIAL_RESPONSE_TIMEOUT;
+                requests.push(request(received.clone()));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    /// Sends requests that each bring so many bytes a second for so many seconds; how many, how long it took, and whether
+    /// there was a response.
+    async fn sent(requests: &[(u64, u64)]) -> (u64, u64, bool) {
+        let (began, count) = (Instant::now(), AtomicU64::new(0));
+        let response = send_hedged(|received| {
+            let (rate, seconds) = requests[(count.fetch_add(1, Relaxed) as usize).min(requests.len() - 1)];
+            async move {
+                for _ in 0..seconds {
+                    sleep(Duration::from_secs(1)).await;
+                    received.fetch_add(rate, Relaxed);
+                }
+                Ok::<_, ()>(())
+            }
+        });
+        let response = response.await.is_some();
+        (count.into_inner(), began.elapsed().as_secs(), response)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn small_request_that_stalls_is_sent_again_beside_and_given_up_after_30_s() {
+        assert_eq!(sent(&[(0, 4)]).await, (1, 4, true), "prompt");
+        assert_eq!(sent(&[(5, 1000), (9, 1)]).await, (2, 6, true), "one drips");
+        assert_eq!(sent(&[(0, 22)]).await, (3, 22, true), "late");
+        assert_eq!(sent(&[(100_000, 200)]).await, (1, 200, true), "long");
+        assert_eq!(sent(&[(0, 1000)]).await, (3, 30, false), "frozen");
+        assert_eq!(sent(&[(5, 1000)]).await, (3, 30, false), "all drip");
+    }
+}
