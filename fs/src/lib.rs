@@ -21,7 +21,7 @@
 //! ```
 //!
 //! Beside that path: `mountpoint` checks the directory, and `mount` mounts it, with the helper of `fusermount` for users who are
-//! not root; [`detached`] copies a mount into another mount namespace; `invalidation` removes names and pages from the kernel's
+//! not root; [`mount_copy`] copies a mount into another mount namespace; `invalidation` removes names and pages from the kernel's
 //! caches; `expiry` lets go of what has been idle for long. A [`native_mount`] is served by the kernel alone, without any of it.
 //!
 //! A mount outlives the process that serves it where another process holds its descriptors ([`handover`]): the next server
