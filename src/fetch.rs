@@ -230,13 +230,19 @@ impl Ladder {
         };
         let mut wrong_bytes = 0;
         let mut backoff = Backoff::new(ATTEMPT_BACKOFF.0, ATTEMPT_BACKOFF.1, (self.seed)());
+        let mut earlier: Option<Error> = None;
         loop {
             let (began, missing) = (attempt.last_arrival, attempt.missing.len());
+            let asked = Instant::now();
             attempt.wrong_bytes = false;
             let error = match self.ask_tiers(&mut attempt, &accept).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(error) => error,
             };
+            // One that the deadline cut short says less than the one before it.
+            let is_cut_short = Instant::now() >= attempt.deadline() && asked.elapsed() < REQUEST_STALL_TIMEOUT;
+            let error = earlier.take().filter(|_| is_cut_short).unwrap_or(error);
+            earlier = Some(error.share());
             *self.last_failure.lock() = Some((Instant::now(), error.share()));
             if attempt.missing.len() < missing {
                 backoff.reset();

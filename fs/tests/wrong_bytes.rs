@@ -102,10 +102,11 @@ impl FaultyMount {
         file.write_all_at(&[byte], FLIPPED_OFFSET as u64).unwrap();
     }
 
-    /// What `bdnfs cache verify` finds damaged.
+    /// What `bdnfs cache verify` finds damaged, or still open.
     fn verify(&self) -> Vec<String> {
         let cache = self.tree.engine.cache().tenant("test").unwrap();
-        scrub::scrub(&cache, &AtomicBool::new(false)).unwrap().damaged
+        let found = scrub::scrub(&cache, &AtomicBool::new(false)).unwrap();
+        [found.damaged, found.still_open].concat()
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -190,7 +190,7 @@ impl SaveContext {
             SealOutcome::Sealed(sealed) => sealed,
             SealOutcome::Busy => return Ok(false),
             SealOutcome::WritersUnknown => {
-                let text = "the file system can't tell whether the file has a writer";
+                let text = "the file system cannot tell whether the file has a writer";
                 return Err(Error::new(Kind::Unsupported, text));
             }
         };

@@ -156,7 +156,7 @@ fn mount_that_cannot_be_restored_is_reported_and_removable() {
     let ran = machine.run(&["status", "--cache-dir", text(machine.cache())]);
     assert!(ran.out.contains("not restored: "), "{}{}", ran.out, ran.err);
     ran.fails(&[text(&point), "not restored: "]);
-    assert!(agent.log().contains(&format!("can't be mounted at {}", text(&point))), "{}", agent.log());
+    assert!(agent.log().contains(&format!("cannot be mounted at {}", text(&point))), "{}", agent.log());
     assert!(!agent.log().contains("***"), "{}", agent.log());
     let id = status["lost"][0]["id"].to_string();
     assert_eq!(agent.ask("DELETE", &format!("/v1/mounts/{id}"), "").code, 200);
