@@ -195,6 +195,6 @@ fn job_stop_kills_all_descendants() {
     let ran = job(&machine, &["run", text(&failing)]);
     assert!(!ran.out.contains("never"));
     assert!(ran.code == Some(3) && ran.err.contains("exited with 3"), "{}", ran.err);
-    job(&machine, &["show", "99"]).fails(&["no job 99"]);
+    job(&machine, &["show", "99"]).fails(&["no such job: 99"]);
     drop(agent);
 }
