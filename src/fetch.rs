@@ -226,6 +226,7 @@ impl Ladder {
             stall_limit,
             wrong_bytes: false,
             patience: REQUEST_STALL_TIMEOUT,
+            stalled: false,
             refusals: Vec::new(),
         };
         let mut wrong_bytes = 0;
@@ -234,13 +235,14 @@ impl Ladder {
         loop {
             let (began, missing) = (attempt.last_arrival, attempt.missing.len());
             let asked = Instant::now();
-            attempt.wrong_bytes = false;
+            (attempt.wrong_bytes, attempt.stalled) = (false, false);
             let error = match self.ask_tiers(&mut attempt, &accept).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(error) => error,
             };
             // One that the deadline cut short says less than the one before it.
-            let is_cut_short = Instant::now() >= attempt.deadline() && asked.elapsed() < REQUEST_STALL_TIMEOUT;
+            let is_cut_short =
+                Instant::now() >= attempt.deadline() && asked.elapsed() < REQUEST_STALL_TIMEOUT;
             let error = earlier.take().filter(|_| is_cut_short).unwrap_or(error);
             earlier = Some(error.share());
             *self.last_failure.lock() = Some((Instant::now(), error.share()));
@@ -251,7 +253,7 @@ impl Ladder {
             } else {
                 // Wrong bytes are no progress.
                 attempt.last_arrival = began;
-                attempt.patience *= 2;
+                attempt.grow_patience();
             }
             wrong_bytes += u32::from(attempt.wrong_bytes);
             let is_retryable = match error.kind() {
@@ -297,6 +299,7 @@ impl Ladder {
             while let Some(extent) = attempt.next() {
                 let span =
                     tracing::debug_span!("ask", tier = %kind, first = extent.first, blocks = extent.blocks);
+                let began = Instant::now();
                 let asked = self.ask(step, attempt, extent, accept).instrument(span).await;
                 self.counters.count_outcome(kind, &asked);
                 match asked {
@@ -312,6 +315,9 @@ impl Ladder {
                         }
                         if let Some(place) = step.place {
                             attempt.record_refusal(place, &error);
+                            let is_timeout = error.kind() == Kind::Timeout;
+                            attempt.stalled |=
+                                is_timeout && began.elapsed() >= attempt.patience && !step.last;
                         }
                         failure = Some(combine(failure, error));
                         break;

@@ -350,11 +350,14 @@ impl ContainerVolumes {
 
     /// Removes a volume from the table, and its record.
     async fn forget(&self, volume: &Arc<ContainerVolume>) {
-        // The record first: the next volume with this key writes its own.
-        let (records, key) = (Arc::clone(&self.records), volume.key.clone());
-        let removed = blocking(move || records.remove(&key)).await;
-        let _ = removed.inspect_err(|error| tracing::warn!("{error}"));
-        self.table.lock().remove(&volume.key);
+        let is_known = || self.table.lock().get(&volume.key).is_some_and(|known| Arc::ptr_eq(known, volume));
+        if is_known() {
+            // The record first: the next volume with this key writes its own.
+            let (records, key) = (Arc::clone(&self.records), volume.key.clone());
+            let removed = blocking(move || records.remove(&key)).await;
+            let _ = removed.inspect_err(|error| tracing::warn!("{error}"));
+        }
+        self.table.lock().retain(|_, known| !Arc::ptr_eq(known, volume));
     }
 
     /// The status of a volume.

@@ -34,6 +34,7 @@ use crate::written_volume;
 const EVENT_INTERVALS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 /// How many keys a call may leave unread while it waits for the agent: far more than volumes end in that time.
 const UNPUBLISHED_QUEUE_LEN: usize = 1024;
+
 /// The CSI node service: publishes the volumes of a node.
 pub struct NodeService {
     agent: Client,
@@ -140,7 +141,7 @@ impl NodeService {
             written_volume::check(request, readonly, mode)?;
         }
         let _claim = match mode {
-            Mode::SingleNodeSingleWriter => Some(self.claim_single(&id, &key, until).await?),
+            Mode::SingleNodeSingleWriter => self.claim_single(&id, &key, until).await?,
             _ => None,
         };
         let request = match wish {
@@ -173,15 +174,22 @@ impl NodeService {
         Ok(source || known(written)?.is_some_and(|status| status.state == ContainerVolumeState::Published))
     }
 
-    /// Claims the volume `id` for the publication `key`, and refuses a second target.
-    async fn claim_single(&self, id: &str, key: &str, until: Instant) -> Result<SinglePodClaim, Status> {
+    /// Claims the volume `id` for the publication `key`, and refuses a second target. A published one needs no claim.
+    async fn claim_single(
+        &self,
+        id: &str,
+        key: &str,
+        until: Instant,
+    ) -> Result<Option<SinglePodClaim>, Status> {
         let (failed, volume) = (|e| status_code::status(&e, true), volume_key(id));
         let refused = |consumer: Option<&str>| {
             let consumer = consumer.unwrap_or("another pod");
             let text = format!("volume {id} is for one pod at a time and used by {consumer}");
             Err(Status::failed_precondition(text))
         };
-        let Some(claim) = self.claims.claim(&volume, key) else { return refused(None) };
+        let Some(claim) = self.claims.claim(&volume, key) else {
+            return if self.is_published(key, until).await? { Ok(None) } else { refused(None) };
+        };
         let sources = retry_while_away(until, || self.agent.publications()).await.map_err(failed)?;
         let written = retry_while_away(until, || self.agent.volumes()).await.map_err(failed)?;
         let written =
@@ -200,7 +208,7 @@ impl NodeService {
                 retry_while_away(until, || self.agent.unpublish(key)).await.map_err(failed)?;
                 refused(consumer.as_deref())
             }
-            _ => Ok(claim),
+            _ => Ok(Some(claim)),
         }
     }
 

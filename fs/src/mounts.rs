@@ -185,11 +185,14 @@ fn is_mounted_anywhere(is_it: impl Fn(&MountEntry) -> bool) -> Result<bool> {
     }
     let mut seen = BTreeSet::new();
     let shown = processes(|process| {
-        let Ok(namespace) = fs::read_link(process.join("ns/mnt")) else { return false };
-        // A process that ends meanwhile tells nothing, another one of its namespace may.
-        let new = if seen.contains(&namespace) { None } else { fs::read(process.join("mountinfo")).ok() };
+        let link = |name| fs::read_link(process.join(name));
+        // A process sees of its namespace what is below its root.
+        let (Ok(namespace), Ok(root)) = (link("ns/mnt"), link("root")) else { return false };
+        let view = (namespace, root);
+        // A process that ends meanwhile tells nothing, another one with its view may.
+        let new = if seen.contains(&view) { None } else { fs::read(process.join("mountinfo")).ok() };
         let Some(table) = new else { return false };
-        seen.insert(namespace);
+        seen.insert(view);
         entries(&table).any(|mounted| is_it(&mounted))
     });
     Ok(!shown.is_empty())

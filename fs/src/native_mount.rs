@@ -75,11 +75,12 @@ impl NativeMount {
     ) -> Result<Option<Self>> {
         let mountpoint = mount.mountpoint();
         let unused = || {
-            // Bind mounts of it would stay on FUSE unnoticed.
+            // Bind mounts of it, here or in a container, would stay on FUSE unnoticed.
             let mounts = mounts::all()?.iter().filter(|mounted| mounted.device == mount.device).count();
+            let is_alone = mounts == 1 && !mounts::is_mounted_elsewhere(mountpoint)?;
             // This does not unmount it, but tells whether it is unused.
             let expire = UnmountFlags::EXPIRE | UnmountFlags::NOFOLLOW;
-            Ok(mounts == 1 && rustix::mount::unmount(mountpoint, expire) == Err(Errno::AGAIN))
+            Ok(is_alone && rustix::mount::unmount(mountpoint, expire) == Err(Errno::AGAIN))
         };
         let how = (MoveMountFlags::MOVE_MOUNT_BENEATH, unused);
         let mounted = Self::attach(superblocks, native, mountpoint, options, how)?;

@@ -234,7 +234,9 @@ fn sign(named: &str, request: &mut HttpRequest, region: &BucketRegion, key: &Aut
 /// Whether a request writes or deletes one small object. A copy within the store may take long, as the end of an upload may.
 fn is_small_change(request: &HttpRequest) -> bool {
     let copies = request.headers().keys().any(|name| name.as_str().ends_with("-copy-source"));
-    let sends_little = request.body().content_length() <= MAX_SMALL_BODY && !copies;
+    // How Azure ends an upload.
+    let ends_upload = request.uri().query().is_some_and(|query| query.contains("comp=blocklist"));
+    let sends_little = request.body().content_length() <= MAX_SMALL_BODY && !copies && !ends_upload;
     matches!(*request.method(), Method::PUT | Method::DELETE) && sends_little
 }
 

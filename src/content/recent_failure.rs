@@ -35,7 +35,7 @@ impl RecentFailures {
             return;
         }
         let mut failures = self.0.lock();
-        failures.retain(|failure| failure.since.elapsed() < REPEAT_WINDOW);
+        failures.retain(|failure| failure.blocks != blocks && failure.since.elapsed() < REPEAT_WINDOW);
         if failures.len() < RECORD_LIMIT {
             failures.push(RecentFailure { blocks, since: Instant::now(), error: error.share() });
         }

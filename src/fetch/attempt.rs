@@ -32,8 +32,10 @@ pub(super) struct FetchAttempt<'a> {
     pub(super) stall_limit: Duration,
     /// Whether a tier has sent wrong bytes since the first tier was asked.
     pub(super) wrong_bytes: bool,
-    /// How long a tier may stall while another is left. It grows: the others may be of no help.
+    /// How long a tier may stall while another is left. It grows with each that did: the others may be of no help.
     pub(super) patience: Duration,
+    /// Whether a tier has stalled for that long since the first tier was asked.
+    pub(super) stalled: bool,
     /// The tiers that did not serve the blob, each once.
     pub(super) refusals: Vec<Refusal>,
 }
@@ -90,7 +92,11 @@ impl FetchAttempt<'_> {
         let responses = match error.kind() {
             Kind::Refused | Kind::NotFound | Kind::Invalid => INVALID_RESPONSE_LIMIT,
             Kind::Changed | Kind::Unsupported => 1,
-            _ => return,
+            _ => {
+                // A passing fault ends the row.
+                self.refusals.retain(|one| one.place != place || one.responses >= INVALID_RESPONSE_LIMIT);
+                return;
+            }
         };
         match self.refusals.iter_mut().find(|refusal| refusal.place == place) {
             Some(refusal) => {
@@ -110,6 +116,14 @@ impl FetchAttempt<'_> {
     /// Whether a tier may have refused the blob by mistake.
     pub(super) fn has_doubtful_refusal(&self) -> bool {
         self.refusals.iter().any(|refusal| refusal.responses < INVALID_RESPONSE_LIMIT)
+    }
+
+    /// Gives tiers more time after one has stalled: a third of all at the most, so that those below it get their turn.
+    pub(super) fn grow_patience(&mut self) {
+        if self.stalled {
+            let most = (self.stall_limit / 3).max(REQUEST_STALL_TIMEOUT);
+            self.patience = (self.patience * 2).min(most);
+        }
     }
 
     /// Starts anew after blocks have arrived.

@@ -241,3 +241,20 @@ async fn fetch_refused_by_all_tiers_fails_at_once_as_the_last_one_did() {
     let (fetched, _, requests) = fetch_from([&[Fail(Kind::Refused)], &[Fail(Kind::Changed)]]).await;
     assert_eq!((fetched.expect_err("changed").kind(), requests), (Kind::Changed, [1, 2]));
 }
+
+#[tokio::test(start_paused = true)]
+async fn fetch_that_fails_at_once_many_times_leaves_the_lower_tier_its_turn() {
+    use ScriptedAnswer::{Fail, Late, Prompt};
+    let unavailable = Fail(Kind::Unavailable);
+    let (fetched, took, _) = fetch_from([
+        &[unavailable, unavailable, unavailable, Late(100)],
+        &[unavailable, unavailable, unavailable, Prompt],
+    ])
+    .await;
+    fetched.expect("from the lower tier, which is back");
+    assert!(took <= 10, "{took}");
+    let tier = SlowTier::new(&[unavailable], false);
+    let failed = fetch(&ladder(&tier), 0..2, Urgency::Stage, 120).await.expect_err("it stays away");
+    assert_eq!(failed.kind(), Kind::Unavailable);
+    assert!(tier.requests.load(Relaxed) > 60, "patience would have overflown: {tier:?}");
+}

@@ -125,8 +125,8 @@ impl Client {
     pub async fn check_health(&self, ready: bool) -> Result<(), ClientError> {
         let late = || self.broken(io::Error::new(io::ErrorKind::TimedOut, "the agent does not respond"));
         let path = if ready { "/readyz" } else { "/healthz" };
-        let answer = tokio::time::timeout(HEALTH_TIMEOUT, self.ask(Method::GET, path)).await;
-        answer.unwrap_or_else(|_| Err(late())).map(|_: Health| ())
+        let answer = tokio::time::timeout(HEALTH_TIMEOUT, self.read::<Health>(path)).await;
+        answer.unwrap_or_else(|_| Err(late())).map(drop)
     }
 
     /// The members of the agent's cluster.

@@ -307,7 +307,7 @@ fn send(link: &OwnedFd, message: &Message, descriptors: &[BorrowedFd<'_>]) -> io
     sent
 }
 
-/// Ends the connection to an fd store that hangs: it is [lost](FdStore::lost). What it has received it keeps.
+/// Ends the connection to an fd store that hangs: it is [lost](FdStore::await_loss). What it has received it keeps.
 fn give_up(link: &OwnedFd) {
     tracing::warn!("the fd store does not respond");
     // Fails only where it has ended.

@@ -14,7 +14,7 @@ use crossbeam::channel::Sender;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{SocketFlags, accept_with};
+use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 use rustix::process::Signal;
 
 use super::FDSTORE_ANSWER_TIMEOUT;
@@ -192,6 +192,12 @@ impl FdStoreProcess {
         poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
+    /// Ends the connection to the agent, which hears of it though an invalidation in the queue has the descriptor, too.
+    fn drop_agent(&mut self) {
+        // Fails only where the agent has ended.
+        let _ = self.agent.take().map(|agent| shutdown(agent, Shutdown::Both));
+    }
+
     /// Receives one message of the agent, or that it has ended.
     fn receive(&mut self) {
         let Some(agent) = &self.agent else { return };
@@ -208,7 +214,7 @@ impl FdStoreProcess {
         if let Err(error) = done {
             let mounts = text::count(self.store.mounts.len() as u64, "mount");
             tracing::info!("keeping {mounts} for the next agent: {error}");
-            self.agent = None;
+            self.drop_agent();
             self.alone_since = Instant::now();
             // Requests that it read and will not answer: their callers must not be stuck.
             for entry in self.store.mounts.values() {
@@ -246,6 +252,7 @@ impl FdStoreProcess {
             Ok(agent) if wire::is_trusted(agent.as_fd()) => {
                 // A slow agent must not hold up others.
                 let _ = set_socket_timeout(&agent, Timeout::Send, Some(FDSTORE_ANSWER_TIMEOUT));
+                self.drop_agent();
                 self.agent = Some(agent);
                 self.heartbeats = Heartbeats::new(Instant::now());
             }

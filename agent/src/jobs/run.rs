@@ -117,13 +117,13 @@ impl JobRun {
     /// Saves what is left to save when the commands have ended. Only what they wrote is kept meanwhile: a mirror that is away for a
     /// day keeps no space from other jobs.
     async fn save_rest(&self, saver: JobSaver, exit: ApiResult<JobExit>) -> ApiResult<JobExit> {
-        self.release().await;
         if self.job.request().checkpoints.is_some() && !self.job.has_exited() {
             // What they wrote is saved even where the cache's disk takes no record.
             if let Err(error) = self.note_exit(exit.as_ref().ok().cloned()).await {
                 tracing::warn!("cannot write that the commands of job {} have ended: {error}", self.job.id());
             }
         }
+        self.release().await;
         let saved = saver.finish().await;
         cache_updates::save(self).await;
         match exit {
@@ -179,7 +179,9 @@ impl JobRun {
     /// Meanwhile what they read is verified, where it was not lately; that is over when this returns, unless the job is stopped.
     async fn supervise(&self, supervisor: &SupervisorInfo) -> ApiResult<JobExit> {
         let job = &self.job;
-        let audit = JobAudit::start(self)?;
+        // Its commands run, so nothing that they need is given back where it can't start.
+        let audit = JobAudit::start(self);
+        let audit = audit.inspect_err(|error| tracing::warn!("job {}: {error}", job.id())).ok();
         let process = SupervisorProcess::find(job.directory(), supervisor);
         if job.state() != JobState::Running {
             let text = format!("its commands run below process {}", supervisor.pid);
@@ -231,7 +233,7 @@ impl JobRun {
             })
         });
         let exit = exit.await?;
-        if !job.is_stop_requested() {
+        if let Some(audit) = audit.filter(|_| !job.is_stop_requested()) {
             tokio::select! {
                 () = audit.finish(job) => {}
                 () = job.stop_requested(StopRequest::Graceful) => {}

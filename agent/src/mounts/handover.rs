@@ -61,7 +61,7 @@ impl Handover {
         stored.map(drop)
     }
 
-    /// Stores those of `mounts` that are not. Returns whether there is an fd store that could take them.
+    /// Stores those of `mounts` that are not. Returns whether all that can be stored are.
     async fn store_missing(&self, mounts: Vec<Arc<ManagedMount>>) -> bool {
         let Some(store) = self.0.clone().filter(|store| store.is_enabled()) else { return true };
         if mounts.iter().all(|managed| managed.is_stored()) {
@@ -72,18 +72,20 @@ impl Handover {
             store.connect_or_start()?;
             let stored = || mounts.iter().filter(|managed| managed.is_stored()).count();
             let before = stored();
+            let mut failure = None;
             for managed in mounts.iter().filter(|managed| !managed.is_stored()) {
                 if let Err(error) = handover.try_store(managed) {
                     tracing::debug!("the mount at {} is not stored: {error}", managed.mountpoint().display());
+                    failure = Some(error);
                 }
             }
             if stored() > before {
                 tracing::info!("another fd store has {} of {} mounts", stored(), mounts.len());
             }
-            Ok(())
+            failure.map_or(Ok(()), Err)
         };
         let done = blocking(put).await;
-        done.inspect_err(|error| tracing::debug!("there is no fd store: {error}")).is_ok()
+        done.inspect_err(|error| tracing::debug!("the fd store lacks mounts: {error}")).is_ok()
     }
 
     /// Stores those of `mounts` that are not, before this agent ends: waits for an fd store that is away.

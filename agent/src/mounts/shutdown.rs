@@ -10,6 +10,8 @@ pub async fn hand_over_all(manager: &MountManager) {
     let mounts = close(manager);
     manager.handover.store_last(&mounts).await;
     for managed in mounts {
+        // The fd store may have ended meanwhile.
+        manager.handover.store_last(std::slice::from_ref(&managed)).await;
         if managed.is_stored() {
             tracing::info!("the mount at {} is left to the next agent", managed.mountpoint().display());
             managed.attachment().hand_over();

@@ -98,8 +98,7 @@ impl BindTarget {
     ///
     /// # Errors
     /// [`Kind::NotFound`] where its parent is gone or a kubelet has given it up, [`Kind::Refused`] for a symbolic link in the path,
-    /// [`Kind::Busy`] where something
-    /// else is mounted there.
+    /// [`Kind::Busy`] where something else is mounted there.
     pub fn bind(&self, base: &Path) -> Result<()> {
         self.bind_copy(|| DetachedMount::copy_of(base))
     }

@@ -51,9 +51,14 @@ impl Publications {
         let (Some(target), Some(base)) = (publication.target.clone(), publication.base()) else {
             return Ok(());
         };
-        let bind = move || match target.mounted()? {
-            Some(_) => Ok(()),
-            None => target.bind(base.path()),
+        let own = Arc::clone(publication);
+        let bind = move || {
+            if target.mounted()?.is_some() {
+                return Ok(());
+            }
+            target.bind(base.path())?;
+            // It may have been unbound in between, for good.
+            if own.is_cancelled() { target.unbind() } else { Ok(()) }
         };
         Ok(blocking(bind).await?)
     }

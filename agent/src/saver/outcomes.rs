@@ -67,11 +67,12 @@ impl Saver {
         self.retry.remove(unit.name());
         self.changes.remove(unit.name());
         self.clear_failure();
+        let was_complete = self.record.saved.get(unit.name()).is_some_and(|saved| saved.complete);
         let state = SavedState { fingerprint: unit.fingerprint, complete: saved.complete };
         self.record.saved.insert(unit.name().to_owned(), state);
         let report = self.report(unit.name());
         let is_new = report.generation != saved.generation;
-        let replaced = if is_new && report.complete { report.saved } else { None };
+        let replaced = if is_new && was_complete { report.saved } else { None };
         // Only a part of a torn checkpoint was saved.
         let is_torn = report.state == CheckpointState::Torn;
         *report = UnitReport {

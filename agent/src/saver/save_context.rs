@@ -126,7 +126,10 @@ impl SaveContext {
             SealOutcome::Busy => return Ok(Err(UploadOutcome::Busy)),
             SealOutcome::WritersUnknown => return Ok(Err(UploadOutcome::WritersUnknown)),
         };
-        self.write_seal(unit)?;
+        // A scan may have found it complete meanwhile.
+        let is_complete = |last: SettledUnit| last.complete && last.seal == unit.seal;
+        let complete = unit.complete || self.last_seal(unit.name()).is_some_and(is_complete);
+        self.write_seal(&SettledUnit { complete, ..unit.clone() })?;
         Ok(Ok(Arc::new(sealed)))
     }
 

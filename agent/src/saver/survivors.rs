@@ -1,6 +1,7 @@
 //! Saving after a power cut or a killed job: files that are still as they were sealed are saved; all others are listed and kept.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bdnfs::error::Result;
 use bdnfs::task::blocking;
@@ -15,6 +16,8 @@ use crate::api::saving::CheckpointState;
 
 /// How many torn files of a unit an event names.
 const MAX_LISTED_TORN_FILES: usize = 10;
+/// How often a saver that waits to try again looks whether it is to end.
+const END_REQUEST_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Saver {
     /// Saves the files that a power cut has left as they were sealed. All others are listed and kept.
@@ -35,8 +38,13 @@ impl Saver {
             if self.end_request == Some(SaverEnd::Discard) || self.should_give_up(false) {
                 break;
             }
-            if let Some((at, _)) = self.retry.get(unit.name()) {
-                sleep_until(*at).await;
+            if let Some((at, _)) = self.retry.get(unit.name())
+                && *at > Instant::now()
+            {
+                // What is asked of the saver meanwhile is heard soon.
+                sleep_until((*at).min(Instant::now() + END_REQUEST_INTERVAL)).await;
+                self.survivors.push(unit);
+                continue;
             }
             let outcome = self.begin(unit.clone()).outcome().await;
             match &outcome {

@@ -85,7 +85,7 @@ impl ResponseBody {
             match self.receive().await.inspect_err(|error| self.record_error(error))? {
                 Frame::Data(bytes) => return self.arrived(bytes).map(Some),
                 Frame::Part => self.record_bytes(MIN_PROGRESS_BYTES),
-                Frame::End => return Err(self.error(Kind::Unavailable, "can't get the rest of the blocks")),
+                Frame::End => return Err(self.error(Kind::Unavailable, "cannot get the rest of the blocks")),
                 Frame::Wait if self.since.elapsed() > self.heartbeat_limit => {
                     let error = self.error(Kind::Timeout, "has sent nothing but heartbeats for too long");
                     self.peers.record_failure(&self.peer, &error);

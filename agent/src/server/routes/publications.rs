@@ -45,6 +45,7 @@ fn answer(status: PublicationStatus) -> (StatusCode, Json<PublicationStatus>) {
 }
 
 async fn publications(State(agent): State<Arc<Agent>>) -> Answer<PublicationList> {
+    agent.lifecycle().ready().await;
     Ok(Json(PublicationList { publications: agent.publications().list() }))
 }
 

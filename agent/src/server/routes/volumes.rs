@@ -22,6 +22,7 @@ pub fn routes() -> Routes {
 }
 
 async fn volumes(State(agent): State<Arc<Agent>>) -> Answer<ContainerVolumeList> {
+    agent.lifecycle().ready().await;
     Ok(Json(ContainerVolumeList { volumes: agent.volumes().list() }))
 }
 

@@ -42,7 +42,7 @@ pub struct CheckpointWaitArgs {
 enum SavedCondition {
     /// Saved: a rank of it is in the mirror, in a state that may not be the last
     Saved,
-    /// Complete: every rank of its job saved it and finished it, as far as can be last_message
+    /// Complete: every rank of its job saved it and finished it, as far as can be told
     Complete,
 }
 
