@@ -191,6 +191,11 @@ fn log_of_request_has_one_id_from_kernel_to_tier() {
     let agent = machine.agent("");
     let point = machine.mount("s3://bucket", "mnt");
     fs::read(point.join("file")).unwrap();
+    // A thread of its own writes it.
+    eventually("the request is logged", || {
+        let log = agent.log();
+        log.contains("answered") && log.contains("path=file")
+    });
     let log = agent.log();
     let line = log.lines().find(|line| line.contains("answered")).unwrap_or_else(|| panic!("{log}"));
     for span in ["request{operation=\"read\" id=", "}:flight{blob=file first=", "}:ask{tier=origin first="] {
