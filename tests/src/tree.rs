@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -77,14 +77,17 @@ pub fn write_odd_tree(root: &Path) {
     fs::set_permissions(root.join("run"), fs::Permissions::from_mode(0o755)).expect("chmod");
 }
 
-/// The regular files below `root`, with what `lstat` says of them.
+/// The regular files below `root`, with what `lstat` says of them; not those that a process removes or renames meanwhile.
 ///
 /// # Panics
 /// When some of it can't be read.
 pub fn regular_files(root: &Path) -> Vec<(PathBuf, Metadata)> {
-    let stat = |path| (root.join(&path).symlink_metadata().expect("a file that was there"), path);
+    let stat = |path: PathBuf| match root.join(&path).symlink_metadata() {
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        meta => Some((path, meta.expect("a file that can be looked at"))),
+    };
     let all = walk(root).into_iter().filter(|(_, kind)| matches!(kind, TreeEntry::File(_)));
-    all.map(|(path, _)| stat(path)).map(|(meta, path)| (path, meta)).collect()
+    all.filter_map(|(path, _)| stat(path)).collect()
 }
 
 /// The sum of the sizes of the regular files below `root`.
@@ -150,8 +153,11 @@ fn walk(root: &Path) -> BTreeMap<PathBuf, TreeEntry> {
             fs::read_dir(&directory).unwrap_or_else(|e| panic!("cannot list {}: {e}", directory.display()));
         for entry in entries {
             let path = entry.unwrap_or_else(|e| panic!("cannot list {}: {e}", directory.display())).path();
-            let meta =
-                fs::symlink_metadata(&path).unwrap_or_else(|e| panic!("cannot stat {}: {e}", path.display()));
+            let meta = match fs::symlink_metadata(&path) {
+                // A process has removed or renamed it meanwhile.
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                meta => meta.unwrap_or_else(|e| panic!("cannot stat {}: {e}", path.display())),
+            };
             let kind = if meta.is_dir() {
                 open.push(path.clone());
                 TreeEntry::Directory
