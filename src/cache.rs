@@ -27,6 +27,7 @@ pub mod io;
 pub mod layout;
 pub mod leases;
 pub mod node;
+pub(crate) mod open_manifests;
 pub mod partial;
 pub mod partition;
 pub mod pins;

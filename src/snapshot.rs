@@ -68,6 +68,7 @@ impl Snapshot {
         ladder: Arc<Ladder>,
     ) -> Self {
         let kept = resources.cache.leases().lease_manifest(id);
+        resources.cache.partition().open_manifests.add(id, &manifest);
         Self {
             id,
             manifest,

@@ -153,6 +153,11 @@ impl Layout {
         self.manifests.path()
     }
 
+    /// The directory of manifests, held open.
+    pub(super) fn manifest_directory(&self) -> &CacheDirectory {
+        &self.manifests
+    }
+
     /// Opens the manifest `id` for reading.
     ///
     /// # Errors

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 
 use super::layout::{BlobFile, Layout};
 use super::leases::{LeaseSet, LeaseTable, ManifestLease};
+use super::open_manifests::OpenManifests;
 use super::partial::PartialBlob;
 use super::removal::RemovalListeners;
 use super::removal_marks::RemovalMarks;
@@ -31,6 +32,8 @@ pub struct Partition {
     pub quota: Option<u64>,
     /// Listeners to the removal of damaged blobs.
     pub removal_listeners: RemovalListeners,
+    /// The manifests that snapshots in use read.
+    pub(crate) open_manifests: OpenManifests,
     /// Marks of damaged content that was removed a moment ago.
     pub(super) removal_marks: Arc<RemovalMarks>,
     /// Damaged files that are removed, as long as they are open.
@@ -81,12 +84,13 @@ impl Partition {
         let (used, pending) = (AtomicI64::new(0), AtomicI64::new(0));
         let (pinned, removal_listeners) = (Mutex::default(), RemovalListeners::default());
         let (layout, leases) = (Arc::new(layout), Arc::default());
-        let (removed, parts) = Default::default();
+        let (removed, parts, open_manifests) = Default::default();
         Self {
             layout,
             leases,
             quota,
             removal_listeners,
+            open_manifests,
             removal_marks,
             removed,
             parts,

@@ -1,5 +1,7 @@
 //! Scrubbing: reads what the cache holds and removes what has rotted.
 
+mod manifest_check;
+
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -15,11 +17,13 @@ use crate::error::{Error, Kind, Result};
 
 use super::commit::DIGEST_XATTR;
 use super::direct_io::DirectFile;
-use super::inventory::manifests;
+use super::inventory;
 use super::layout::BlobFile;
 use super::partition::{CachedFile, Partition};
 use super::presence::BlockState;
 use super::{io as positioned, verification_time};
+
+pub use manifest_check::{verify_manifest, verify_manifests};
 
 /// The result of a scrub.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,6 +38,10 @@ pub struct ScrubTotals {
     pub damaged: Vec<String>,
     /// Damaged files that were removed before, and that a program has open.
     pub still_open: Vec<String>,
+    /// Manifests that were damaged on the disk, and what was done about each.
+    pub damaged_manifests: Vec<String>,
+    /// Sources of which mounts in use have a damaged manifest, and so have to be mounted again.
+    pub mounts_to_renew: Vec<String>,
 }
 
 /// Outcome of the check of one blob.
@@ -46,13 +54,19 @@ enum BlobVerdict {
 /// Paces a scrub: gets the number of bytes read just now, may wait, and returns whether to go on.
 pub type ScrubPace<'a> = &'a (dyn Fn(u64) -> bool + Sync);
 
-/// Reads every blob of a tenant, as [`verify`] does. Ends early when `give_up` is set.
+/// Reads every manifest and every blob of a tenant, as [`verify_manifests`] and [`verify`] do. Ends early when `give_up` is set.
 ///
 /// # Errors
 /// Those of [`verify`].
 pub fn scrub(cache: &Cache, give_up: &AtomicBool) -> Result<ScrubTotals> {
+    let pace = |_| !give_up.load(Relaxed);
+    // First: what is damaged in blobs is named from them.
+    let manifests = verify_manifests(cache, None, &pace)?;
     let (found, still_open) = (cache.partition.scan(), cache.partition.still_open());
-    let mut totals = verify(cache, &found, &|_| !give_up.load(Relaxed))?;
+    let mut totals = verify(cache, &found, &pace)?;
+    totals.bytes += manifests.bytes;
+    totals.damaged_manifests = manifests.damaged_manifests;
+    totals.mounts_to_renew = manifests.mounts_to_renew;
     let still_open = names(&cache.partition, &still_open)?.into_iter();
     totals.still_open = still_open
         .map(|name| format!("{name}: removed before, and still open; close and reopen it"))
@@ -198,7 +212,7 @@ fn names(partition: &Partition, keys: &[Key]) -> Result<Vec<String>> {
     if keys.is_empty() {
         return Ok(names);
     }
-    for (_, manifest) in manifests(partition)? {
+    for (_, manifest) in inventory::manifests(partition)? {
         for blob in (0..manifest.blobs()).filter_map(|blob| manifest.blob(blob).ok()) {
             if let Some(at) = keys.iter().position(|key| *key == blob.key) {
                 let path = String::from_utf8_lossy(&blob.path);

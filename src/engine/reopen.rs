@@ -19,6 +19,14 @@ use super::{Engine, saved_manifest};
 const LEASE_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 impl Engine {
+    /// Takes the manifest `id` from `mirror` into the cache, unless it is there, whole.
+    ///
+    /// # Errors
+    /// Those of [`mirrored`](Self::mirrored).
+    pub async fn fetch_manifest(&self, mirror: &Mirror, id: &Digest) -> Result<()> {
+        self.manifest(mirror, id).await.map(drop)
+    }
+
     /// Makes the snapshot `id` readable again from what the cache has of it; `None` when its manifest is no longer there,
     /// whole. Nothing outside this machine is asked: what is missing will come from `mirror` or from the origin that
     /// `open` opens, when it is read.

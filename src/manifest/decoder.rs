@@ -5,11 +5,13 @@ mod blob_records;
 use std::cmp::Ordering;
 use std::fmt;
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use memmap2::Mmap;
+use rustix::mm::{MapFlags, ProtFlags};
 use zerocopy::FromBytes;
 
 use super::binary::{self, BlobRecord, EntryRecord, Header, Sections};
@@ -106,6 +108,30 @@ impl Manifest {
         }
     }
 
+    /// Reads from `file` from now on, which has the same bytes, with the digest `id`, as this has in memory. What is in memory stays
+    /// where it is.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`]; [`Kind::Corrupt`] where `file` is of another length.
+    pub(crate) fn read_from(&self, file: &File, id: &Digest) -> Result<()> {
+        let fault = |e: io::Error| Error::disk(format!("cannot map the manifest {id}"), e);
+        if !self.mapped {
+            return Ok(());
+        }
+        if file.metadata().map_err(fault)?.len() != self.bytes.len() as u64 {
+            return Err(corrupt("it has another length"));
+        }
+        // SAFETY: the range is exactly the mapping that `bytes` owns and will unmap, which begins with a page, and what replaces it
+        // is mapped alike: shared and read-only. The file has the same bytes at the same places and does not change, so no
+        // reference into the mapping sees a difference; a thread that touches a page meanwhile waits in the kernel.
+        let mapped = unsafe {
+            let start = self.bytes.as_ptr().cast_mut().cast();
+            let flags = MapFlags::SHARED | MapFlags::FIXED;
+            rustix::mm::mmap(start, self.bytes.len(), ProtFlags::READ, flags, file, 0)
+        };
+        mapped.map(drop).map_err(|e| fault(e.into()))
+    }
+
     /// How many entries there are, the root included.
     pub fn entries(&self) -> u32 {
         self.header.entries.get()
@@ -139,7 +165,7 @@ impl Manifest {
     }
 
     /// The bytes of the whole manifest.
-    pub(super) fn raw(&self) -> &Bytes {
+    pub(crate) fn raw(&self) -> &Bytes {
         &self.bytes
     }
 

@@ -5,17 +5,17 @@ use std::sync::Weak;
 
 use crate::cache::layout::BlobFile;
 use crate::cache::scrub::{self, ScrubPace, ScrubTotals};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::snapshot::Snapshot;
 
 use super::abandoned;
 
-/// Verifies the blobs of `snapshot` that are whole in the cache and were not verified within `period`, in
+/// Verifies the manifest of `snapshot`, and its blobs that are whole in the cache, which were not verified within `period`, in
 /// seconds since 1970. What is not right is removed, as [`scrub::verify`] does. Ends early when `pace` says
 /// so, or the snapshot is dropped. Blocks on the local disk.
 ///
 /// # Errors
-/// Those of [`scrub::verify`]; [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is.
+/// Those of [`scrub::verify`]; [`Corrupt`](Kind::Corrupt) when the manifest is, also in memory.
 pub fn audit(
     snapshot: &Weak<Snapshot>,
     period: &RangeInclusive<i64>,
@@ -23,11 +23,21 @@ pub fn audit(
 ) -> Result<ScrubTotals> {
     let held = snapshot.upgrade().ok_or_else(abandoned)?;
     let (manifest, cache) = (held.shared_manifest(), held.resources().cache.clone());
+    let (id, listed) = (held.id(), held.listed_manifest().clone());
     drop(held);
+    let pace = |bytes| snapshot.strong_count() > 0 && pace(bytes);
+    let verified = scrub::verify_manifest(&cache, &id, period, &pace)?;
+    if listed.digest() != id {
+        let source = listed.source().escape_debug();
+        let text = format!("the manifest of {source} is damaged in memory: unmount it and mount it again");
+        return Err(Error::new(Kind::Corrupt, text));
+    }
     let mut due = Vec::new();
     for blob in 0..manifest.blobs() {
         let found = cache.find(&manifest.key(blob)?, BlobFile::Whole);
         due.extend(found.filter(|found| found.is_due(period)));
     }
-    scrub::verify(&cache, &due, &|bytes| snapshot.strong_count() > 0 && pace(bytes))
+    let mut totals = scrub::verify(&cache, &due, &pace)?;
+    totals.damaged.extend(verified.damaged_manifests);
+    Ok(totals)
 }

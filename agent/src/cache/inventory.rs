@@ -95,17 +95,22 @@ pub fn pin(node: &NodeCache, selection: &SnapshotSelection, pin: bool) -> Result
 
 /// Reads everything, and removes what is not right. Ends early when `give_up` is set.
 pub fn verify(node: &NodeCache, give_up: &AtomicBool) -> Result<VerifyReport> {
-    let (mut sum, mut still_open) = (VerifyReport::default(), Vec::new());
+    let mut sum = VerifyReport::default();
+    let (mut manifests, mut to_renew, mut still_open) = (Vec::new(), Vec::new(), Vec::new());
     for partition in node.partitions() {
         let one = scrub::scrub(&node.tenant(partition.layout.tenant())?, give_up)?;
         sum.blobs += one.blobs;
         sum.bytes += one.bytes;
         sum.unknown += one.unknown;
         sum.damaged.extend(one.damaged);
+        manifests.extend(one.damaged_manifests);
+        to_renew.extend(one.mounts_to_renew);
         still_open.extend(one.still_open);
     }
+    sum.damaged_manifests = manifests.len() as u64;
+    sum.mounts_to_renew = to_renew.len() as u64;
     sum.still_open = still_open.len() as u64;
-    sum.damaged.extend(still_open);
+    sum.damaged.extend([manifests, to_renew, still_open].concat());
     Ok(sum)
 }
 

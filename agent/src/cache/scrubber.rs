@@ -163,6 +163,14 @@ fn scrub_due(engine: &Engine, interval: Duration, stats: &ScrubStats, pace: Scru
     let mut pass = ScrubPass::default();
     for partition in node.partitions() {
         let cache = node.tenant(partition.layout.tenant())?;
+        let manifests = scrub::verify_manifests(&cache, Some(&period), pace)?;
+        stats.bytes.fetch_add(manifests.bytes, Relaxed);
+        pass.bytes += manifests.bytes;
+        for damaged in manifests.damaged_manifests.into_iter().chain(manifests.mounts_to_renew) {
+            tracing::warn!("the scrubber found damaged data in the cache: {damaged}");
+            stats.damaged.fetch_add(1, Relaxed);
+            pass.damaged.push(damaged);
+        }
         let mut due = partition.scan();
         due.retain(|found| found.is_due(&period));
         due.sort_by_key(|found| found.verified_at);
@@ -180,7 +188,7 @@ fn scrub_due(engine: &Engine, interval: Duration, stats: &ScrubStats, pace: Scru
             }
         }
     }
-    if pass.blobs > 0 {
+    if pass.blobs > 0 || !pass.damaged.is_empty() {
         pass.ended = verification_time::seconds(SystemTime::now()).unsigned_abs();
         let text = serde_json::to_vec(&pass).context("cannot write the last scrub")?;
         let write = || {

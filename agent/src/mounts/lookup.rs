@@ -262,10 +262,7 @@ pub async fn reopen(
     } else {
         opener(&uri, &record.resolved, &request.weights.access)
     };
-    // The record's own credentials for the mirror are lost with the others.
-    let at = request.mirror.as_ref().filter(|_| !record.lacks_secrets || record.request.mirror.is_none());
-    let mirror = at.and_then(|at| {
-        let opened = mirror::open(at, scratch.to_owned());
+    let mirror = mirror_of(scratch, record, request).and_then(|opened| {
         opened.inspect_err(|error| tracing::warn!("{uri} is served without its mirror: {error}")).ok()
     });
     let gone = || {
@@ -275,6 +272,24 @@ pub async fn reopen(
     let snapshot = engine.reopen(&record.snapshot.parse()?, mirror, open).await?.ok_or_else(gone)?;
     apply_layout(engine, &snapshot, request, &record.resolved).await?;
     Ok(snapshot)
+}
+
+/// Takes the manifest of a record, which the cache lacks, from the mirror of its `request`. False where that names none.
+pub async fn fetch_manifest(
+    engine: &Engine,
+    scratch: &Path,
+    record: &MountRecord,
+    request: &MountRequest,
+) -> ApiResult<bool> {
+    let Some(mirror) = mirror_of(scratch, record, request) else { return Ok(false) };
+    engine.fetch_manifest(&mirror?, &record.snapshot.parse()?).await?;
+    Ok(true)
+}
+
+/// The mirror of a record's `request`. The record's own credentials for it are lost with the others.
+fn mirror_of(scratch: &Path, record: &MountRecord, request: &MountRequest) -> Option<Result<Mirror>> {
+    let at = request.mirror.as_ref().filter(|_| !record.lacks_secrets || record.request.mirror.is_none());
+    at.map(|at| mirror::open(at, scratch.to_owned()))
 }
 
 /// Opens the origin of a source, in the state in which it was listed where its name says that.

@@ -171,6 +171,12 @@ impl Mounter {
         lookup::reopen(&engine, &self.cache, record, &request).await
     }
 
+    /// Takes the manifest of `record`, which the cache lacks, from the mirror of `request`. False where that names none.
+    pub async fn fetch_manifest(&self, record: &MountRecord, request: &MountRequest) -> ApiResult<bool> {
+        let (engine, request) = (self.engine_of(request).await?, self.with_defaults(request).await?);
+        lookup::fetch_manifest(&engine, &self.cache, record, &request).await
+    }
+
     /// Mounts `snapshot` where `request` wants it.
     ///
     /// # Errors

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bdnfs::cache::eviction::EvictionPause;
+use bdnfs::error::Kind;
 use bdnfs::snapshot::Snapshot;
 use bdnfs::task::blocking;
 use bdnfs_fs::handover::MountDescriptors;
@@ -22,7 +23,7 @@ use super::attachment::Attachment;
 use super::manager::MountManager;
 use super::mount::ManagedMount;
 use super::record::{FailedMount, MountRecord};
-use crate::api::{ApiResult, LostMount, MountRequest};
+use crate::api::{ApiResult, Failure, LostMount, MountRequest};
 use crate::fdstore::StoredMount;
 
 /// How many mounts are restored at once: each waits for the kernel, and one whose mount point does not answer must not hold
@@ -31,6 +32,9 @@ const PARALLEL_RESTORES: usize = 16;
 
 /// How long what containers read before the machine was started again is not evicted: so long a kubelet may take to start them.
 const LAST_BOOT_LEASE_DURATION: Duration = Duration::from_secs(10 * 60);
+
+/// How long a mount whose manifest the cache has lost waits for that of its mirror.
+const MANIFEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The purpose of a mount of the last run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +59,7 @@ struct LastMount {
     request: MountRequest,
     descriptors: Option<MountDescriptors>,
     snapshot: ApiResult<Arc<Snapshot>>,
+    purpose: MountPurpose,
 }
 
 /// Restores the mounts of the last run: those of the records, of which the fd store has `stored`. `purpose` tells what the
@@ -86,7 +91,7 @@ pub async fn restore(
             continue;
         }
         let snapshot = reopen(manager, &record, &request, purpose).await;
-        last_mounts.push(LastMount { record, request, descriptors, snapshot });
+        last_mounts.push(LastMount { record, request, descriptors, snapshot, purpose });
     }
     drop(eviction_pause);
     // Mounts without a record were about to end.
@@ -135,6 +140,30 @@ async fn reopen(
         blocking(move || leased.hold()).await?;
     }
     Ok(snapshot)
+}
+
+/// The snapshot of a mount whose manifest the cache has lost: it was damaged, or removed for that. Its mirror has it, too; the
+/// `failure` stays where it does not send it.
+async fn reopen_from_mirror(
+    manager: &MountManager,
+    record: &MountRecord,
+    request: &MountRequest,
+    purpose: MountPurpose,
+    failure: Failure,
+) -> ApiResult<Arc<Snapshot>> {
+    let fetch = manager.mounter.fetch_manifest(record, request);
+    match tokio::time::timeout(MANIFEST_TIMEOUT, fetch).await {
+        Ok(Ok(true)) => reopen(manager, record, request, purpose).await,
+        Ok(Ok(false)) => Err(failure),
+        Ok(Err(error)) => {
+            tracing::warn!("{failure}: its mirror has not sent it: {error}");
+            Err(failure)
+        }
+        Err(_) => {
+            tracing::warn!("{failure}: its mirror has not sent it in time");
+            Err(failure)
+        }
+    }
 }
 
 /// Leases what was published before the machine was started again, `until` a time in seconds since 1970, also for the next agent.
@@ -189,7 +218,13 @@ async fn remove(manager: &MountManager, id: u64, mountpoint: PathBuf) {
 
 /// Restores one mount; returns it if it is to be staged.
 async fn restore_one(manager: &Arc<MountManager>, last: LastMount) -> Option<Arc<ManagedMount>> {
-    let LastMount { record, request, descriptors, snapshot } = last;
+    let LastMount { record, request, descriptors, snapshot, purpose } = last;
+    let snapshot = match snapshot {
+        Err(failure) if failure.is(Kind::NotFound) => {
+            reopen_from_mirror(manager, &record, &request, purpose, failure).await
+        }
+        snapshot => snapshot,
+    };
     let (staged, id) = (record.staged, record.id);
     let mounted = match &snapshot {
         Ok(snapshot) => resume_or_attach(manager, id, snapshot, &request, descriptors).await,

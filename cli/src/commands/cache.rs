@@ -251,15 +251,22 @@ fn format_verified(report: &VerifyReport) -> String {
 
 /// What a verification found, in a sentence.
 fn format_damage(report: &VerifyReport) -> Option<String> {
-    let removed = (report.damaged.len() as u64).saturating_sub(report.still_open);
+    let others = report.still_open + report.damaged_manifests + report.mounts_to_renew;
+    let removed = (report.damaged.len() as u64).saturating_sub(others);
     let blobs = text::count(removed, "blob");
     let removed = (removed > 0)
         .then(|| format!("{blobs} damaged; the damaged data was removed and will be fetched again"));
+    let manifests = text::count(report.damaged_manifests, "manifest");
+    let manifests = (report.damaged_manifests > 0)
+        .then(|| format!("{manifests} damaged, and written again or removed, as its line says"));
+    let mounts = text::count(report.mounts_to_renew, "source");
+    let mounts = (report.mounts_to_renew > 0)
+        .then(|| format!("{mounts} mounted with a damaged list of files: unmount and mount again"));
     let files = text::count(report.still_open, "file");
     let open = (report.still_open > 0).then(|| {
         format!("{files} removed before, and a program still reads the damaged data: close and reopen")
     });
-    let parts: Vec<_> = removed.into_iter().chain(open).collect();
+    let parts: Vec<_> = removed.into_iter().chain(manifests).chain(mounts).chain(open).collect();
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
@@ -280,6 +287,10 @@ mod tests {
         assert!(found.starts_with("2 blobs damaged") && !found.contains("reads"), "{found}");
         let open = format_damage(&report(0, 1)).expect("damage");
         assert!(open.starts_with("1 file removed before") && !open.contains("fetched"), "{open}");
+        let lists = VerifyReport { damaged_manifests: 1, mounts_to_renew: 1, ..report(2, 0) };
+        let lists = format_damage(&lists).expect("damage");
+        assert!(lists.starts_with("1 manifest damaged") && lists.contains("mount again"), "{lists}");
+        assert!(!lists.contains("blob"), "{lists}");
     }
 
     use bdnfs_agent::api::cache::{ScrubPass, SnapshotUsage, TenantUsage};

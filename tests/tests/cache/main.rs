@@ -9,4 +9,5 @@ mod hostile_files;
 mod lazy;
 mod offline;
 mod power_loss;
+mod rotten_manifests;
 mod scrub;
