@@ -44,6 +44,21 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// The processes in whose mount namespace something below `root` of the file system on `device` is bound, such as a job's commands.
+pub fn processes_with_bind(device: u64, root: &str) -> Vec<Pid> {
+    let processes = fs::read_dir("/proc").expect("/proc").flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    let shows = |pid: &i32| {
+        let table = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+        table.lines().any(|line| {
+            let mut fields = line.split(' ').skip(2);
+            fields.next() == Some(&device) && fields.next().is_some_and(|bound| bound.starts_with(root))
+        })
+    };
+    pids.filter(shows).filter_map(Pid::from_raw).collect()
+}
+
 /// Kills `processes` and waits until they are gone.
 pub fn kill_and_wait(processes: &[Pid]) {
     for pid in processes {

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::Duration;
 
 use bdnfs_tests::disk::LoopDisk;
 use bdnfs_tests::machine::Machine;
-use bdnfs_tests::process::{eventually, kill_and_wait, processes_with_open};
+use bdnfs_tests::process::{eventually, kill_and_wait, processes_with_bind};
 use bdnfs_tests::tree::{Rng, regular_files};
 
 use super::killed_savers::{Witness, restless_writer};
@@ -49,11 +50,11 @@ impl PowerCutNode {
 
     /// Cuts the power, and leaves the disk as the next boot finds it.
     fn cut(&self) {
+        let device = fs::metadata(self.disk.path()).unwrap().dev();
         self.disk.cut();
         kill_and_wait(&self.saving.machine.supervisors());
-        // The agent, which ends them otherwise, is gone before it is told.
-        let is_command = |name: &str| matches!(name, "sh" | "sleep" | "python3");
-        kill_and_wait(&processes_with_open(is_command, |path| path.starts_with(self.disk.path())));
+        // The agent, which ends the commands otherwise, is gone before it is told.
+        kill_and_wait(&processes_with_bind(device, "/volumes/"));
         self.saving.machine.reset();
         // The kernel lets the job's namespace go a moment after its processes, and the disk with it.
         eventually("the disk is read again", || {
