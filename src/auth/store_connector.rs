@@ -40,7 +40,7 @@ const SESSION_TOKEN: &str = "x-amz-security-token";
 const MAX_COLLECTED_BYTES: u64 = 64 << 20;
 
 /// The largest body of a request that may take no longer than a response without one, in bytes.
-const MAX_SMALL_BODY: usize = 1 << 20;
+const MAX_SMALL_BODY_BYTES: usize = 1 << 20;
 
 type StoreResult = std::result::Result<HttpResponse, HttpError>;
 
@@ -236,7 +236,7 @@ fn is_small_change(request: &HttpRequest) -> bool {
     let copies = request.headers().keys().any(|name| name.as_str().ends_with("-copy-source"));
     // How Azure ends an upload.
     let ends_upload = request.uri().query().is_some_and(|query| query.contains("comp=blocklist"));
-    let sends_little = request.body().content_length() <= MAX_SMALL_BODY && !copies && !ends_upload;
+    let sends_little = request.body().content_length() <= MAX_SMALL_BODY_BYTES && !copies && !ends_upload;
     matches!(*request.method(), Method::PUT | Method::DELETE) && sends_little
 }
 

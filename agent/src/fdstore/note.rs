@@ -10,14 +10,14 @@ use rustix::fs::{MemfdFlags, memfd_create};
 /// The note of a mount whose request is in the last descriptor. No request looks like it.
 const IN_MEMORY: &str = "\"in the last descriptor\"";
 /// The longest note that is sent in a message, in bytes. There it is at most twice as long: JSON in JSON.
-const NOTE_MAX_BYTES: usize = 30 << 10;
+const MAX_NOTE_BYTES: usize = 30 << 10;
 
 /// The note for `request`, and the file to send behind the descriptors, if there is one.
 ///
 /// # Errors
 /// Where the kernel has no memory for it.
 pub fn pack(request: String) -> io::Result<(String, Option<OwnedFd>)> {
-    if request.len() <= NOTE_MAX_BYTES {
+    if request.len() <= MAX_NOTE_BYTES {
         return Ok((request, None));
     }
     // The secrets in it get to no disk but by swapping, as those in memory.
@@ -48,11 +48,11 @@ mod tests {
 
     #[test]
     fn note_of_any_length_is_unpacked_as_it_was_packed() {
-        for len in [0, 10, NOTE_MAX_BYTES, NOTE_MAX_BYTES + 1, 1 << 20] {
+        for len in [0, 10, MAX_NOTE_BYTES, MAX_NOTE_BYTES + 1, 1 << 20] {
             let request = "\\".repeat(len);
             let (note, file) = pack(request.clone()).expect("packed");
-            assert_eq!(file.is_some(), len > NOTE_MAX_BYTES);
-            assert!(note.len() <= NOTE_MAX_BYTES);
+            assert_eq!(file.is_some(), len > MAX_NOTE_BYTES);
+            assert!(note.len() <= MAX_NOTE_BYTES);
             let own = File::open("/dev/null").expect("a descriptor");
             // It is given back for each agent that asks.
             for _ in 0..2 {

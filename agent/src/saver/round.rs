@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::record::{self, SaverEnd, SaverRecord, SealedState, requested_end};
 use super::save_context::{SaveContext, SettledUnit, UploadOutcome};
-use super::unit_state::Whole;
+use super::unit_state::IntactUnit;
 use super::upload_ahead::{AheadFiles, AheadTask};
 use super::{JobEnd, SaveOrder};
 use crate::api::saving::CheckpointState;
@@ -27,7 +27,7 @@ const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 /// How long no scan runs after one, as a multiple of what that took: walks of very many files must not keep a processor busy.
 const SCAN_PAUSE_FACTOR: u32 = 5;
 /// The longest time in which no scan runs: it also finds that the job has ended.
-const SCAN_PAUSE_MAX: Duration = Duration::from_secs(10);
+const MAX_SCAN_PAUSE: Duration = Duration::from_secs(10);
 /// How long each saver tries at least before it gives up.
 const GIVE_UP_MIN: Duration = Duration::from_secs(60);
 /// The most that a tracker holds, in bytes.
@@ -184,7 +184,7 @@ impl Saver {
                 break;
             }
             self.write().await;
-            let pause = (self.scan_duration * SCAN_PAUSE_FACTOR).clamp(SCAN_INTERVAL, SCAN_PAUSE_MAX);
+            let pause = (self.scan_duration * SCAN_PAUSE_FACTOR).clamp(SCAN_INTERVAL, MAX_SCAN_PAUSE);
             let outcome = match (&mut upload, &mut ahead) {
                 (None, None) => {
                     sleep(pause).await;
@@ -279,7 +279,7 @@ impl Saver {
             let mut partial = !completed && sealed.is_some_and(|sealed| sealed.partial);
             if !is_saved && !is_sealed {
                 match self.remainder_of(&name, state.fingerprint, seals).await {
-                    Some(Whole::Saved) => continue,
+                    Some(IntactUnit::Saved) => continue,
                     whole => partial = !completed && whole.is_some(),
                 }
             }

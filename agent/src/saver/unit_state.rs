@@ -16,8 +16,8 @@ use super::save_context::whole_of_remainder;
 /// How long a unit may be written to without being sealed before that is reported.
 const UNSEALED_REPORT_DELAY: Duration = Duration::from_secs(60);
 
-/// What a unit is the remainder of.
-pub enum Whole {
+/// The intact unit of which a remainder is left.
+pub enum IntactUnit {
     /// The state that is saved.
     Saved,
     /// A state that was sealed and never saved.
@@ -73,17 +73,17 @@ impl Saver {
         name: &str,
         fingerprint: Digest,
         seals: &Seals,
-    ) -> Option<Whole> {
+    ) -> Option<IntactUnit> {
         if self.remainders.get(name) == Some(&fingerprint) {
-            return Some(Whole::Saved);
+            return Some(IntactUnit::Saved);
         }
         let (seal, volume) = (seals.get(name)?.clone(), self.context.order.volume.clone());
         let whole = blocking(move || Ok(whole_of_remainder(&volume, &seal))).await.ok()??;
         if self.record.saved.get(name).is_none_or(|saved| saved.fingerprint != whole) {
-            return Some(Whole::Unsaved);
+            return Some(IntactUnit::Unsaved);
         }
         self.remainders.insert(name.to_owned(), fingerprint);
-        Some(Whole::Saved)
+        Some(IntactUnit::Saved)
     }
 
     /// Reports, once, a unit that could not be sealed for long: it is always being written, as a log is.
