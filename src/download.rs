@@ -23,7 +23,6 @@ use crate::error::{Error, Kind, Result};
 use crate::fetch::{FetchScope, Ladder};
 use crate::manifest::Manifest;
 use crate::mirror::Mirror;
-use crate::mirror::lease::Purpose;
 use crate::stage::Progress;
 use crate::task::blocking;
 use crate::tier::Urgency;
@@ -101,7 +100,7 @@ async fn download_tree(
     progress: &DownloadProgress,
 ) -> Result<()> {
     // With read-only credentials there is no lease: the collector's grace period protects the snapshot.
-    let lease = mirror.lease(Purpose::Serve(*id)).await.ok();
+    let lease = mirror.serve_lease(id).await.ok();
     let manifest = Arc::new(find_manifest(mirror, id).await?);
     let (listed, id, place) = (Arc::clone(&manifest), *id, directory.to_owned());
     let tree = Arc::new(blocking(move || PartialTree::create(listed, &id, &place, paths.as_ref())).await?);

@@ -37,7 +37,7 @@ use crate::fetch::Ladder;
 use crate::manifest::{ListingNotes, Manifest, MirroredBlob, MirroredListing};
 use crate::mirror::Mirror;
 use crate::mirror::catalog::Ref;
-use crate::mirror::lease::{MirrorLease, Purpose};
+use crate::mirror::lease::MirrorLease;
 use crate::mirror::record::MirrorRecord;
 use crate::mirror::verification::VerifyProgress;
 use crate::origin;
@@ -140,7 +140,7 @@ pub async fn mirror_source(
     progress: &MirrorProgress,
 ) -> Result<MirrorOutcome> {
     mirror.init().await?;
-    let lease = mirror.lease(Purpose::Add).await?;
+    let lease = mirror.add_lease().await?;
     let run = MirrorRun { mirror, source, config, progress, lease: &lease };
     let mut outcome = run.attempt().await;
     if let Err(error) = &outcome
@@ -165,7 +165,7 @@ pub async fn mirror_ahead(
     progress: &MirrorProgress,
 ) -> Result<()> {
     mirror.init().await?;
-    let lease = mirror.lease(Purpose::Add).await?;
+    let lease = mirror.add_lease().await?;
     let run = MirrorRun { mirror, source, config, progress, lease: &lease };
     let outcome = run.put_content().await;
     lease.release().await;

@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::fetch::Ladder;
 use crate::manifest::{ListingNotes, Manifest, Node, Slice};
 use crate::metrics::Traffic;
-use crate::mirror::lease::MirrorLease;
+use crate::mirror::lease::ServeLease;
 use crate::read::Reader;
 use crate::stage::Stage;
 
@@ -54,7 +54,7 @@ pub struct Snapshot {
 enum LeaseState {
     #[default]
     None,
-    Held(Box<MirrorLease>),
+    Held(Box<ServeLease>),
     Released,
 }
 
@@ -87,7 +87,7 @@ impl Snapshot {
     }
 
     /// Adds the mirror's lease that keeps its content.
-    pub(crate) fn with_lease(self, lease: Option<MirrorLease>) -> Self {
+    pub(crate) fn with_lease(self, lease: Option<ServeLease>) -> Self {
         Self {
             lease: Mutex::new(lease.map_or(LeaseState::None, |lease| LeaseState::Held(Box::new(lease)))),
             ..self
@@ -96,7 +96,7 @@ impl Snapshot {
 
     /// Adds the mirror's lease to a snapshot that is served already. If it has been [released](Self::release) meanwhile,
     /// so is the lease.
-    pub(crate) async fn lease_with(&self, lease: MirrorLease) {
+    pub(crate) async fn lease_with(&self, lease: ServeLease) {
         let spare = {
             let mut held = self.lease.lock();
             match *held {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use crate::digest::Digest;
 use crate::error::Result;
 use crate::mirror::Mirror;
-use crate::mirror::lease::Purpose;
 use crate::snapshot::Snapshot;
 use crate::tier::Tier;
 use crate::tier::lazy_origin::{LazyOrigin, OriginOpener};
@@ -24,7 +23,7 @@ impl Engine {
         open: OriginOpener,
     ) -> Result<Arc<Snapshot>> {
         // With read-only credentials there is no lease: the collector's grace period protects the snapshot.
-        let lease = mirror.lease(Purpose::Serve(id)).await;
+        let lease = mirror.serve_lease(&id).await;
         let lease = lease.inspect_err(|error| tracing::debug!(%error, "no lease on the mirror")).ok();
         let manifest = Arc::new(self.manifest(mirror, &id).await?);
         let origin = LazyOrigin::new(open, manifest.clone());

@@ -7,7 +7,6 @@ use crate::backoff::jittered;
 use crate::digest::Digest;
 use crate::error::{Kind, Result};
 use crate::mirror::Mirror;
-use crate::mirror::lease::Purpose;
 use crate::snapshot::Snapshot;
 use crate::task::blocking;
 use crate::tier::Tier;
@@ -66,7 +65,7 @@ impl Engine {
 /// Takes a lease on the mirror as soon as it answers, as long as the snapshot is wanted.
 async fn lease(mirror: Mirror, snapshot: Weak<Snapshot>) {
     while let Some(id) = snapshot.upgrade().map(|snapshot| snapshot.id()) {
-        match mirror.lease(Purpose::Serve(id)).await {
+        match mirror.serve_lease(&id).await {
             Ok(lease) => match snapshot.upgrade() {
                 Some(snapshot) => return snapshot.lease_with(lease).await,
                 None => return lease.release().await,

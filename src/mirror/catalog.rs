@@ -13,7 +13,7 @@ use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::keys::ObjectKind;
-use super::lease::{MirrorLease, Purpose};
+use super::lease::MirrorLease;
 use super::{Mirror, checked_json, damaged};
 use crate::digest::{Digest, hex};
 use crate::error::{Error, Kind, Result};
@@ -236,7 +236,7 @@ impl Mirror {
         if !self.is_exclusive() {
             return self.remove_latest(key, None).await;
         }
-        let lease = self.lease(Purpose::Add).await?;
+        let lease = self.add_lease().await?;
         let removed = self.remove_latest(key, Some(&lease)).await;
         lease.release().await;
         removed

@@ -53,7 +53,7 @@ impl Mirror {
     /// [`Kind::Corrupt`] when a ref or a manifest is damaged or missing, for then what they reach is unknown;
     /// those of the store.
     pub async fn collect(&self, grace: Duration, dry: bool) -> Result<GcReport> {
-        let lease = self.lease(Purpose::Sweep).await?;
+        let lease = self.sweep_lease().await?;
         let outcome = self.sweep(&lease, grace, dry).await;
         lease.release().await;
         outcome

@@ -28,9 +28,9 @@ const LEASE_TTL: Duration = Duration::from_secs(300);
 /// How long a release waits for the lease's object to be deleted.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The purpose of a lease.
+/// The purpose of a lease, as listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub(super) enum Purpose {
     /// Adding a source.
     Add,
     /// Collecting what no ref reaches.
@@ -46,21 +46,32 @@ impl Purpose {
     }
 }
 
-/// A lease held by this process: renewed every minute until it is released or dropped.
+/// The lease of a run that adds or collects.
 #[derive(Debug)]
 pub struct MirrorLease {
     mirror: Mirror,
     key: Path,
     began: DateTime<Utc>,
     term: Arc<Mutex<LeaseTerm>>,
+    renewal: LeaseRenewal,
+}
+
+/// The lease of who reads a snapshot. A deployment waits for it, so one request takes it: nobody asks when it began.
+#[derive(Debug)]
+pub struct ServeLease(LeaseRenewal);
+
+/// The task that renews a lease every minute until this is released or dropped, and then deletes it.
+#[derive(Debug)]
+struct LeaseRenewal {
     held: Option<oneshot::Sender<()>>,
-    renewal_task: Option<JoinHandle<()>>,
+    task: Option<JoinHandle<()>>,
 }
 
 /// Whether a lease was renewed in time, by the store's clock: the one by which others judge it, and which does not stand still
 /// while this machine sleeps.
 #[derive(Debug)]
 struct LeaseTerm {
+    began: DateTime<Utc>,
     renewed: DateTime<Utc>,
     lapsed: bool,
 }
@@ -72,6 +83,11 @@ impl LeaseTerm {
         self.renewed = self.renewed.max(now);
         !self.lapsed
     }
+}
+
+/// The content of a lease's object: when it began, where that is known already, and who holds it.
+fn lease_text(began: Option<DateTime<Utc>>) -> String {
+    format!("{} {}", began.map_or(String::new(), |began| began.to_rfc3339()), process_id::current())
 }
 
 /// Whether a lease that was last renewed at the time `renewed` of the store is unexpired at its time `now`.
@@ -100,32 +116,50 @@ impl LeaseEntry {
 }
 
 impl Mirror {
-    /// Takes a lease.
+    /// Takes a lease to add a source.
     ///
     /// # Errors
     /// [`Kind::Busy`] when an exclusive mirror has another writer; those of the store.
-    pub async fn lease(&self, purpose: Purpose) -> Result<MirrorLease> {
-        let name = match purpose {
-            Purpose::Add => "add".to_owned(),
-            Purpose::Sweep => "sweep".to_owned(),
-            Purpose::Serve(digest) => format!("serve-{digest}"),
-        };
-        let key = self.tenant_key(&format!("{}/{name}-{}", ObjectKind::Leases.name(), random_id()));
+    pub async fn add_lease(&self) -> Result<MirrorLease> {
+        self.write_lease("add").await
+    }
+
+    /// Takes a lease to collect what no ref reaches.
+    ///
+    /// # Errors
+    /// As [`add_lease`](Self::add_lease).
+    pub(super) async fn sweep_lease(&self) -> Result<MirrorLease> {
+        self.write_lease("sweep").await
+    }
+
+    async fn write_lease(&self, name: &str) -> Result<MirrorLease> {
+        let key = self.new_lease_key(name);
         let began = self.renew(&key, None).await?;
         // From now on the lease's object has its start.
         let renewed = self.renew(&key, Some(began)).await?;
         if self.is_exclusive()
-            && purpose.writes()
             && let Err(error) = self.ensure_sole_writer(&key, began).await
         {
             self.delete(&key).await?;
             return Err(error);
         }
-        let (held, released) = oneshot::channel();
-        let term = Arc::new(Mutex::new(LeaseTerm { renewed, lapsed: false }));
-        let renew = renew(self.clone(), key.clone(), began, term.clone(), released);
-        let renewal_task = Some(tokio::spawn(renew));
-        Ok(MirrorLease { mirror: self.clone(), key, began, term, held: Some(held), renewal_task })
+        let term = Arc::new(Mutex::new(LeaseTerm { began, renewed, lapsed: false }));
+        let renewal = LeaseRenewal::start(self.clone(), key.clone(), Some(term.clone()));
+        Ok(MirrorLease { mirror: self.clone(), key, began, term, renewal })
+    }
+
+    /// Takes a lease on the snapshot with the manifest `digest`, to read it.
+    ///
+    /// # Errors
+    /// Those of the store; [`Kind::Refused`] where it may only be read.
+    pub async fn serve_lease(&self, digest: &Digest) -> Result<ServeLease> {
+        let key = self.new_lease_key(&format!("serve-{digest}"));
+        self.put(&key, lease_text(None).into()).await?;
+        Ok(ServeLease(LeaseRenewal::start(self.clone(), key, None)))
+    }
+
+    fn new_lease_key(&self, name: &str) -> Path {
+        self.tenant_key(&format!("{}/{name}-{}", ObjectKind::Leases.name(), random_id()))
     }
 
     /// Makes sure that only the holder of the lease `own` writes to an exclusive mirror. Of two that begin at
@@ -151,9 +185,7 @@ impl Mirror {
 
     /// Writes a lease, and returns the store's time.
     async fn renew(&self, key: &Path, began: Option<DateTime<Utc>>) -> Result<DateTime<Utc>> {
-        let text =
-            began.map_or(String::new(), |began| format!("{} {}", began.to_rfc3339(), process_id::current()));
-        self.put(key, text.into_bytes().into()).await?;
+        self.put(key, lease_text(began).into()).await?;
         let gone = || Error::new(Kind::Unavailable, format!("{} was deleted", self.url_of(key)));
         Ok(self.head(key).await?.ok_or_else(gone)?.last_modified)
     }
@@ -215,31 +247,49 @@ impl MirrorLease {
     }
 
     /// Releases the lease, and waits until its object is deleted.
-    pub async fn release(mut self) {
-        self.held = None;
-        if let Some(renewal_task) = self.renewal_task.take() {
-            // A lease that can't be deleted lapses.
-            timeout(RELEASE_TIMEOUT, renewal_task).await.ok();
-        }
+    pub async fn release(self) {
+        self.renewal.release().await;
     }
 }
 
-/// Renews a lease until it is released or dropped, then deletes it.
-async fn renew(
-    mirror: Mirror,
-    key: Path,
-    began: DateTime<Utc>,
-    term: Arc<Mutex<LeaseTerm>>,
-    mut released: oneshot::Receiver<()>,
-) {
-    while timeout(RENEW_INTERVAL, &mut released).await.is_err() {
-        match mirror.renew(&key, Some(began)).await {
-            Ok(now) => _ = term.lock().renew(now),
-            Err(error) => tracing::warn!(%error, "a lease of the mirror could not be renewed"),
-        }
+impl ServeLease {
+    /// Releases the lease, and waits until its object is deleted.
+    pub async fn release(self) {
+        self.0.release().await;
     }
-    if let Err(error) = mirror.delete(&key).await {
-        tracing::debug!(%error, "a lease is left to lapse");
+}
+
+impl LeaseRenewal {
+    /// Starts the task, which keeps the `term` of a writer's lease.
+    fn start(mirror: Mirror, key: Path, term: Option<Arc<Mutex<LeaseTerm>>>) -> Self {
+        let (held, mut released) = oneshot::channel();
+        let task = tokio::spawn(async move {
+            while timeout(RENEW_INTERVAL, &mut released).await.is_err() {
+                let renewed = match &term {
+                    Some(term) => {
+                        let began = term.lock().began;
+                        mirror.renew(&key, Some(began)).await.map(|now| _ = term.lock().renew(now))
+                    }
+                    None => mirror.put(&key, lease_text(None).into()).await,
+                };
+                if let Err(error) = renewed {
+                    tracing::warn!(%error, "a lease of the mirror could not be renewed");
+                }
+            }
+            if let Err(error) = mirror.delete(&key).await {
+                tracing::debug!(%error, "a lease is left to lapse");
+            }
+        });
+        Self { held: Some(held), task: Some(task) }
+    }
+
+    /// Waits until the lease's object is deleted.
+    async fn release(mut self) {
+        self.held = None;
+        if let Some(task) = self.task.take() {
+            // A lease that can't be deleted lapses.
+            timeout(RELEASE_TIMEOUT, task).await.ok();
+        }
     }
 }
 
@@ -305,11 +355,11 @@ mod tests {
         let uri = Uri::File(directory.path().to_owned());
         let mirror = Mirror::open(&uri, &Access::default(), "t", std::env::temp_dir()).expect("a directory");
         assert!(mirror.init_exclusive().await.expect("made"));
-        let first = mirror.lease(Purpose::Add).await.expect("leased");
-        assert_eq!(mirror.lease(Purpose::Add).await.expect_err("one at a time").kind(), Kind::Busy);
+        let first = mirror.add_lease().await.expect("leased");
+        assert_eq!(mirror.add_lease().await.expect_err("one at a time").kind(), Kind::Busy);
         let now = first.renew_now().await.expect("held");
         let_lapse(&first, directory.path());
-        let second = mirror.lease(Purpose::Add).await.expect("the first has lapsed");
+        let second = mirror.add_lease().await.expect("the first has lapsed");
         let theirs = mirror.commit_ref(&listed(now, "s3://b"), Some(&second)).await.expect("published");
         let later = now + TimeDelta::seconds(1);
         for source in ["s3://b", "s3://new"] {

@@ -46,16 +46,24 @@ impl Mirror {
     /// As [`manifest`](Self::manifest).
     pub async fn copy_manifest(&self, digest: &Digest, file: Arc<File>) -> Result<Option<Arc<File>>> {
         let key = self.key(ObjectKind::Manifests, digest);
-        let Some(meta) = self.head(&key).await? else { return Ok(None) };
-        let starts = (0..meta.size).step_by(PIECE_BYTES as usize);
-        let pieces =
-            stream::iter(starts).map(|start| self.piece(&key, start..meta.size.min(start + PIECE_BYTES)));
-        let mut pieces = pieces.buffered(PIECES_IN_FLIGHT);
+        // The first piece tells the size, too: a deployment waits for each request.
+        let (size, first) = match self.piece(&key, 0..PIECE_BYTES).await {
+            Ok(piece) => piece,
+            Err(error) => match self.head(&key).await {
+                Ok(None) => return Ok(None),
+                Ok(Some(meta)) if meta.size == 0 => return Err(damaged(self.url_of(&key), "it is empty")),
+                _ => return Err(error),
+            },
+        };
+        let starts = (PIECE_BYTES..size).step_by(PIECE_BYTES as usize);
+        let rest = stream::iter(starts).map(|start| self.piece(&key, start..size.min(start + PIECE_BYTES)));
+        let rest = rest.buffered(PIECES_IN_FLIGHT).map_ok(|(_, piece)| piece);
+        let mut pieces = stream::iter([Ok(first)]).chain(rest);
         let mut hasher = blake3::Hasher::new();
         while let Some(piece) = pieces.try_next().await? {
             if hasher.count() == 0 {
                 // Gigabytes of something else would be fetched for a minute before their digest told.
-                let checked = Manifest::check_start(&piece, usize::try_from(meta.size).unwrap_or(usize::MAX));
+                let checked = Manifest::check_start(&piece, usize::try_from(size).unwrap_or(usize::MAX));
                 checked.map_err(|e| e.context(self.url_of(&key)))?;
             }
             let file = file.clone();
@@ -72,18 +80,23 @@ impl Mirror {
         Ok(Some(file))
     }
 
-    /// The bytes `range` of the object at `key`.
-    async fn piece(&self, key: &Path, range: Range<u64>) -> Result<Bytes> {
+    /// The size of the object at `key`, and its bytes in `range`, which may end beyond it.
+    async fn piece(&self, key: &Path, range: Range<u64>) -> Result<(u64, Bytes)> {
         let piece = send_hedged(|received| {
             let options = GetOptions::new().with_range(Some(range.clone()));
-            let mut piece = BytesMut::with_capacity((range.end - range.start) as usize);
             async move {
-                let mut arriving = self.store.objects.get_opts(key, options).await?.into_stream();
+                let got = self.store.objects.get_opts(key, options).await?;
+                let (size, len) = (got.meta.size, (got.range.end - got.range.start).min(PIECE_BYTES));
+                let mut piece = BytesMut::with_capacity(len as usize);
+                let mut arriving = got.into_stream();
                 while let Some(bytes) = arriving.try_next().await? {
                     received.fetch_add(bytes.len() as u64, Relaxed);
                     piece.extend_from_slice(&bytes);
+                    if piece.len() as u64 > len {
+                        break; // A server that never ends must not fill the memory; the digest tells.
+                    }
                 }
-                Ok(piece.freeze())
+                Ok((size, piece.freeze()))
             }
         });
         match piece.await {

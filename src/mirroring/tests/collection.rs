@@ -46,7 +46,7 @@ async fn collect_spares_what_refs_and_leases_reach() {
     while !objects(&*store, "leases").await.is_empty() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let adding = mirror.lease(Purpose::Add).await.expect("leased");
+    let adding = mirror.add_lease().await.expect("leased");
     let dry = mirror.collect(NO_GRACE, true).await.expect("counted");
     assert_eq!((mirror.collect(NO_GRACE, false).await.expect("collected"), count().await), (dry, 5));
     assert!(dry.objects >= 4 && dry.bytes > 3 * BLOCK, "blob, record, recipe and manifest: {dry:?}");

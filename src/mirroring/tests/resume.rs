@@ -149,7 +149,7 @@ async fn resume_of_upload_lost_by_the_store_begins_anew() {
 async fn resume_of_draft_whose_holder_is_gone_succeeds_once() {
     let mirror = mirror(Arc::new(InMemory::new()));
     let (recipe, other, size) = (Digest::of(b"recipe"), Digest::of(b"other"), 40 * MIB);
-    let lease = async || mirror.lease(Purpose::Add).await.expect("leased");
+    let lease = async || mirror.add_lease().await.expect("leased");
     let holder = lease().await;
     let mut draft = mirror.begin_draft(&recipe, size, false, &holder).await.expect("begun");
     let block = noise(BLOCK, 1);
