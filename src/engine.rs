@@ -252,7 +252,7 @@ impl Engine {
         origin.list(&mut listing).await?;
         let notes = listing.notes();
         let resources = self.resources.clone();
-        let kept = blocking(move || save_manifest(listing, resources.cache.layout().manifests()));
+        let kept = blocking(move || save_manifest(listing, resources.cache.layout()));
         let (id, manifest) = kept.await?;
         let ladder = self.ladder(None, vec![origin]);
         let shared = (self.resources.clone(), self.contents.clone());
@@ -367,14 +367,19 @@ fn saved_manifest(layout: &Layout, id: &Digest) -> Option<Manifest> {
     (manifest.digest() == *id).then_some(manifest)
 }
 
-/// Writes a manifest under its digest, durably, and opens it.
-fn save_manifest(listing: Listing, manifests: &Path) -> Result<(Digest, Manifest)> {
+/// Writes a manifest under its digest, durably, and opens it. One that is there stays: a disk syncs in milliseconds, which a
+/// mount of what is local would wait for.
+fn save_manifest(listing: Listing, layout: &Layout) -> Result<(Digest, Manifest)> {
+    let manifests = layout.manifests();
     let fault = |e| save_failed(manifests, e);
     let mut draft = NamedTempFile::new_in(manifests).map_err(fault)?;
     let mut out = BufWriter::with_capacity(1 << 20, draft.as_file_mut());
     let id = listing.finish(&mut out)?;
     out.flush().map_err(fault)?;
     drop(out);
+    if let Some(saved) = saved_manifest(layout, &id) {
+        return Ok((id, saved));
+    }
     draft.as_file().sync_all().map_err(fault)?;
     let file = draft.persist(manifests.join(id.to_string())).map_err(|e| fault(e.error))?;
     Ok((id, Manifest::open(&file)?))

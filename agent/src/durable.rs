@@ -16,8 +16,7 @@ pub const STATE_DIRECTORY: &str = "state";
 /// The disk's own.
 pub fn write_json(directory: &Path, name: &str, content: &impl Serialize) -> io::Result<()> {
     let mut draft = NamedTempFile::new_in(directory)?;
-    serde_json::to_writer(&mut draft, content)?;
-    draft.flush()?;
+    draft.write_all(&serde_json::to_vec(content)?)?;
     draft.as_file().sync_all()?;
     draft.persist(directory.join(name)).map_err(|e| e.error)?;
     File::open(directory)?.sync_all()

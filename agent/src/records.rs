@@ -119,8 +119,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
     pub fn put(&self, name: &str, record: &T) -> Result<()> {
         let write = || {
             let mut draft = NamedTempFile::with_prefix_in(DRAFT_PREFIX, self.directory.path())?;
-            serde_json::to_writer_pretty(&mut draft, &RecordFile { version: VERSION, record })?;
-            draft.flush()?;
+            draft.write_all(&serde_json::to_vec_pretty(&RecordFile { version: VERSION, record })?)?;
             draft.as_file().sync_all()?;
             draft.persist(self.path(name)).map_err(|e| e.error)?;
             self.directory.sync()

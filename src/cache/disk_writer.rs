@@ -6,11 +6,12 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::SeqCst};
-use std::thread;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
+use std::{mem, thread};
 
 use crossbeam::channel::{Receiver, Sender, bounded};
+use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, Kind, Result};
 
@@ -34,10 +35,13 @@ impl fmt::Debug for DiskWriter {
     }
 }
 
-/// The states of a write: under way, done, late and so given up by its caller.
-const PENDING: u8 = 0;
-const DONE: u8 = 1;
-const LATE: u8 = 2;
+/// The states of a write.
+enum State<T> {
+    Pending,
+    Done(Result<T>),
+    /// Its caller has given it up.
+    Late,
+}
 
 impl DiskWriter {
     /// Starts the threads. They end when this is dropped, and with their last write.
@@ -70,26 +74,29 @@ impl DiskWriter {
         if self.is_stalled() {
             return Err(stalled());
         }
-        let (done, outcome) = bounded(1);
-        let (state, late) = (Arc::new(AtomicU8::new(PENDING)), self.late.clone());
-        let seen = state.clone();
+        // A condition variable sleeps at once. A channel spins first, on cores that a small machine needs for the write itself.
+        let write_state = Arc::new((Mutex::new(State::Pending), Condvar::new()));
+        let (caller_state, late) = (write_state.clone(), self.late.clone());
         let work = move || {
-            // The caller of a late write is gone.
-            let _ = done.send(write());
-            if seen.swap(DONE, SeqCst) == LATE && late.fetch_sub(1, SeqCst) == 1 {
+            let outcome = write();
+            let (state, done) = &*write_state;
+            if matches!(mem::replace(&mut *state.lock(), State::Done(outcome)), State::Late)
+                && late.fetch_sub(1, SeqCst) == 1
+            {
                 tracing::warn!("the cache's disk answers again");
             }
+            done.notify_one();
         };
         if self.queue.send_timeout(Box::new(work), WRITE_TIMEOUT).is_err() {
             return Err(stalled());
         }
-        if let Ok(outcome) = outcome.recv_timeout(WRITE_TIMEOUT) {
+        let (state, done) = &*caller_state;
+        let mut state = state.lock();
+        done.wait_while_for(&mut state, |state| matches!(state, State::Pending), WRITE_TIMEOUT);
+        if let State::Done(outcome) = mem::replace(&mut *state, State::Late) {
             return outcome;
         }
-        let before = self.late.fetch_add(1, SeqCst);
-        if state.compare_exchange(PENDING, LATE, SeqCst, SeqCst).is_err() {
-            self.late.fetch_sub(1, SeqCst);
-        } else if before == 0 {
+        if self.late.fetch_add(1, SeqCst) == 0 {
             tracing::warn!("the cache's disk does not answer: nothing is written to it until it does");
         }
         Err(stalled())
