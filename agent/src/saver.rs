@@ -100,7 +100,10 @@ impl SaveOrder {
         let exit = || serde_json::from_slice::<JobExit>(&std::fs::read(&self.job_exit).ok()?).ok();
         (!runs).then(|| match exit() {
             Some(exit) if exit.is_success() => JobEnd::Completed,
-            Some(exit) if exit.code.is_some_and(|code| code < SIGNALED_CODE) => JobEnd::Failed,
+            // A launcher that passes the signal on ends with whatever code.
+            Some(exit) if !exit.stopped && exit.code.is_some_and(|code| code < SIGNALED_CODE) => {
+                JobEnd::Failed
+            }
             _ => JobEnd::Killed,
         })
     }
@@ -113,7 +116,7 @@ enum JobEnd {
     Completed,
     /// The commands failed.
     Failed,
-    /// A signal ended the commands: what they were writing is torn.
+    /// A signal ended the commands, or made them fail: what they were writing may be torn.
     Killed,
 }
 
