@@ -18,6 +18,7 @@ mod round;
 mod save_context;
 mod survivors;
 mod unit_state;
+mod unsaved_directory;
 mod upload_ahead;
 
 use std::fs::File;
@@ -45,6 +46,7 @@ use save_context::is_remainder;
 pub use process::{has_saver, start};
 pub use record::{SaverEnd, SaverRecord, read, request_end, requested_end};
 pub use restarts::SaverRestarts;
+pub use unsaved_directory::unsaved_directory;
 
 /// How often those who watch a saver read its record.
 pub const RECORD_POLL_INTERVAL: Duration = Duration::from_secs(1);
