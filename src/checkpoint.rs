@@ -6,6 +6,7 @@
 //! [`group`] says which of them are whole, and which is the latest.
 
 pub mod encoded_name;
+mod generation;
 pub mod group;
 pub mod marker;
 mod selector;
@@ -20,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::digest::{Digest, hex};
 use crate::error::{Error, Kind, Result};
 
+pub use generation::CompleteGeneration;
 pub use selector::CheckpointSelector;
 
 /// The scheme of checkpoints.
@@ -155,6 +157,9 @@ pub struct SavedCheckpoint {
     pub saved: DateTime<Utc>,
     /// How long it took to save, in seconds.
     pub seconds: f64,
+    /// The last complete generation, where this one is not complete and there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_complete: Option<CompleteGeneration>,
 }
 
 /// Refuses what can't be a project's name.

@@ -193,7 +193,6 @@ struct OriginListing {
 impl MirrorRun<'_> {
     /// Lists the source and copies what the mirror lacks.
     async fn attempt(&self) -> Result<MirrorOutcome> {
-        self.progress.enter(MirrorPhase::Listing);
         let listed = self.list().await?;
         let mut repaired = Repairs::default();
         if let Some(found) = self.find_unchanged(&listed, &mut repaired).await? {
@@ -258,9 +257,11 @@ impl MirrorRun<'_> {
     }
 
     async fn list(&self) -> Result<OriginListing> {
+        self.progress.enter(MirrorPhase::Querying);
         // By the store's clock: of two that add the same, the one that listed later counts.
         let (at, began) = (self.lease.renew_now().await?, Instant::now());
         let mut listing = self.mirror.listing(&self.source.origin.identity(), self.source.patterns.clone());
+        self.progress.enter(MirrorPhase::Listing);
         self.source.origin.list(&mut listing).await?;
         let notes = listing.notes();
         let mut file = self.mirror.unnamed_file()?;
@@ -269,6 +270,8 @@ impl MirrorRun<'_> {
             Ok((Arc::new(Manifest::open(&file)?), digest))
         });
         let (manifest, digest) = written.await?;
+        // Errors from here on are the mirror's.
+        self.progress.enter(MirrorPhase::Querying);
         Ok(OriginListing { manifest, digest, at, began, notes })
     }
 

@@ -228,12 +228,14 @@ impl Agent {
         let (publications, volumes) = (self.publications.list(), self.volumes.list());
         let (engine, cache) = (self.engine.clone(), self.mounts.mounter().cache.clone());
         let (persistent, ready) = (self.lifecycle.is_persistent(), self.lifecycle.is_ready());
+        let jobs = Arc::clone(&self.jobs);
         let status = blocking(move || {
             let (version, pid) = (env!("CARGO_PKG_VERSION").to_owned(), std::process::id());
             let (usage, work) = (engine.usage(), FetchStats::of(&engine));
             let agent = AgentInfo { version, pid, cache, persistent, ready, usage, work };
             let mounts = mounts.iter().map(|mount| mount.status()).collect();
-            Ok(AgentStatus { agent, mounts, lost, publications, volumes })
+            let unsaved = jobs.unsaved_directories(&volumes);
+            Ok(AgentStatus { agent, mounts, lost, publications, volumes, unsaved })
         });
         Ok(status.await?)
     }

@@ -18,6 +18,7 @@ mod round;
 mod save_context;
 mod survivors;
 mod unit_state;
+mod unsaved_directory;
 mod upload_ahead;
 
 use std::fs::File;
@@ -45,6 +46,7 @@ use save_context::is_remainder;
 pub use process::{has_saver, start};
 pub use record::{SaverEnd, SaverRecord, read, request_end, requested_end};
 pub use restarts::SaverRestarts;
+pub use unsaved_directory::unsaved_directory;
 
 /// How often those who watch a saver read its record.
 pub const RECORD_POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -100,7 +102,10 @@ impl SaveOrder {
         let exit = || serde_json::from_slice::<JobExit>(&std::fs::read(&self.job_exit).ok()?).ok();
         (!runs).then(|| match exit() {
             Some(exit) if exit.is_success() => JobEnd::Completed,
-            Some(exit) if exit.code.is_some_and(|code| code < SIGNALED_CODE) => JobEnd::Failed,
+            // A launcher that passes the signal on ends with whatever code.
+            Some(exit) if !exit.stopped && exit.code.is_some_and(|code| code < SIGNALED_CODE) => {
+                JobEnd::Failed
+            }
             _ => JobEnd::Killed,
         })
     }
@@ -113,7 +118,7 @@ enum JobEnd {
     Completed,
     /// The commands failed.
     Failed,
-    /// A signal ended the commands: what they were writing is torn.
+    /// A signal ended the commands, or made them fail: what they were writing may be torn.
     Killed,
 }
 

@@ -169,16 +169,25 @@ impl Volumes {
     /// Removes what a crash has left: scratch directories that are not locked, but for those of the jobs
     /// `needed`, and what is in the trash. The rest is removed in the background. Touches the local disk.
     pub fn remove_leftovers(&self, needed: &HashSet<PathBuf>) {
-        for tenant in subdirectories(&self.config.dir) {
-            for job in subdirectories(&tenant.join(JOBS_DIRECTORY)) {
-                let id = job.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                let volume = JobVolume { path: job, trash: tenant.join(TRASH_DIRECTORY), id };
-                if !needed.contains(&volume.path) {
-                    volume.retire(false);
-                }
+        for (_, volume) in self.of_jobs() {
+            if !needed.contains(&volume.path) {
+                volume.retire(false);
             }
+        }
+        for tenant in subdirectories(&self.config.dir) {
             trash::empty(tenant.join(TRASH_DIRECTORY));
         }
+    }
+
+    /// The volumes of jobs that there are, with their tenants. Touches the local disk.
+    pub fn of_jobs(&self) -> Vec<(String, JobVolume)> {
+        let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let jobs = subdirectories(&self.config.dir).into_iter().flat_map(|tenant| {
+            let tenant = name(&tenant);
+            let ids = subdirectories(&self.config.dir.join(&tenant).join(JOBS_DIRECTORY));
+            ids.into_iter().map(move |job| (tenant.clone(), name(&job)))
+        });
+        jobs.map(|(tenant, id)| (tenant.clone(), self.of_job(&tenant, &id))).collect()
     }
 }
 
@@ -194,6 +203,11 @@ impl JobVolume {
     /// The directory of the volume.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The id of the job.
+    pub fn id(&self) -> &str {
+        &self.id
     }
 
     /// The scratch directory.

@@ -40,7 +40,8 @@ pub async fn stage(client: &Client, id: u64, verify: bool) -> Result<StageStatus
 /// Shows the progress of mirroring, the operation `what`, until it is aborted.
 pub async fn show_mirror_progress(what: &'static str, progress: Arc<MirrorProgress>) {
     let read = move || {
-        (progress.state() != MirrorPhase::Listing).then(|| Progress {
+        let is_counted = matches!(progress.state(), MirrorPhase::Copying | MirrorPhase::Finishing);
+        is_counted.then(|| Progress {
             files: progress.files.load(Relaxed),
             files_done: progress.files_done.load(Relaxed),
             bytes: progress.bytes.load(Relaxed),

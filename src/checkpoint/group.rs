@@ -1,9 +1,10 @@
 //! The ranks of a checkpoint together: which checkpoints are whole, and which is the latest.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 
 use super::{LOOSE, SavedCheckpoint};
 
@@ -14,6 +15,7 @@ pub struct CheckpointGroup {
     ranks: Vec<SavedCheckpoint>,
     whole: bool,
     rest: bool,
+    earlier: bool,
 }
 
 impl CheckpointGroup {
@@ -51,6 +53,38 @@ impl CheckpointGroup {
     /// Whether the job had finished it on every rank, as far as can be told.
     pub fn is_complete(&self) -> bool {
         self.ranks.iter().all(|saved| saved.complete)
+    }
+
+    /// Whether it is the state in which it was last complete, and what was saved since is not complete.
+    pub fn is_earlier(&self) -> bool {
+        self.earlier
+    }
+
+    /// The state in which the job had last finished it on every rank: of those whose newest generation is not complete, the last that was.
+    /// `None` where a rank has none, or where those of the ranks are of different times.
+    pub fn last_complete(&self) -> Option<Cow<'_, Self>> {
+        if self.is_complete() {
+            return Some(Cow::Borrowed(self));
+        }
+        let ranks: Vec<_> = self.ranks.iter().filter_map(SavedCheckpoint::as_last_complete).collect();
+        (ranks.len() == self.ranks.len() && !self.has_mixed_ranks()).then_some(Cow::Owned(Self {
+            ranks,
+            earlier: true,
+            ..*self
+        }))
+    }
+
+    /// Whether the last complete generations of its ranks are of different times, so that they make up no state that there ever was: one rank
+    /// has finished a state that another has not. Of one time are those that are nearer to each other than half the time that a
+    /// rank took from its last complete generation to the one that is not.
+    pub fn has_mixed_ranks(&self) -> bool {
+        let complete = self.ranks.iter().filter_map(SavedCheckpoint::complete_generation);
+        let written: Vec<_> = complete.map(|generation| generation.written).collect();
+        let incomplete = self.ranks.iter().filter(|saved| !saved.complete);
+        incomplete.filter_map(|saved| Some((saved, saved.last_complete.as_ref()?))).any(|(saved, last)| {
+            let limit = (saved.written - last.written) / 2;
+            written.iter().any(|other| (*other - last.written).abs() > limit.max(TimeDelta::zero()))
+        })
     }
 
     /// When a file of it was last changed.
@@ -107,18 +141,19 @@ pub fn group(saved: impl IntoIterator<Item = SavedCheckpoint>) -> Vec<Checkpoint
         .map(|(key, ranks)| {
             let rest = is_rest(&key);
             let whole = saving[&(key.0, rest)].len() == ranks.len();
-            CheckpointGroup { whole, rest, ranks: ranks.into_values().collect() }
+            CheckpointGroup { whole, rest, earlier: false, ranks: ranks.into_values().collect() }
         })
         .collect();
     groups.sort_by(CheckpointGroup::order);
     groups
 }
 
-/// The newest of `groups`, as [`group`] orders them, that is whole and complete.
-pub fn latest<'a>(
-    groups: impl IntoIterator<Item = &'a CheckpointGroup, IntoIter: DoubleEndedIterator>,
-) -> Option<&'a CheckpointGroup> {
-    groups.into_iter().rev().find(|group| group.is_whole() && group.is_complete())
+/// The newest of `groups` that is whole and complete, or was: one that is not complete any more counts as what it was when it
+/// last was ([`CheckpointGroup::last_complete`]).
+pub fn latest<'a>(groups: impl IntoIterator<Item = &'a CheckpointGroup>) -> Option<CheckpointGroup> {
+    let whole = groups.into_iter().filter(|group| group.is_whole());
+    let complete = whole.filter_map(CheckpointGroup::last_complete);
+    complete.max_by(|a, b| a.order(b)).map(Cow::into_owned)
 }
 
 /// The checkpoints that are older than the `keep` newest among `groups`, all of a project as [`group`] orders them. Only those that
@@ -155,7 +190,14 @@ mod tests {
             // As when the newest is saved first.
             saved: at(1_000_000 - written),
             seconds: 1.0,
+            last_complete: None,
         }
+    }
+
+    /// Saves a rank again, in a state that is not complete.
+    fn rewritten(before: &SavedCheckpoint, written: i64) -> SavedCheckpoint {
+        let next = saved(before.id.job(), before.id.name(), before.id.rank(), written, false);
+        SavedCheckpoint { manifest: Digest([3; 32]), ..next }.succeed(Some(before))
     }
 
     fn latest_of(all: &[SavedCheckpoint]) -> Option<String> {
@@ -204,6 +246,49 @@ mod tests {
         ];
         assert_eq!(latest_of(&all).as_deref(), Some("a/out/checkpoint-9"));
         assert_eq!(latest_of(&all[1..2]).as_deref(), Some("a/."));
+    }
+
+    #[test]
+    fn latest_that_is_rewritten_is_as_it_was_when_it_was_last_complete() {
+        let last = saved("a", "last", 0, 300, true);
+        let mut all = vec![saved("a", "step-1", 0, 200, true), rewritten(&last, 900)];
+        let found = latest(&group(all.clone())).expect("one");
+        assert_eq!((found.ranks(), found.is_earlier(), found.is_complete()), (&[last][..], true, true));
+        all.push(saved("a", "step-2", 0, 400, true));
+        assert_eq!(latest_of(&all).as_deref(), Some("a/step-2"), "it is newer than what was complete");
+        all.push(saved("a", "step-3", 0, 1000, false));
+        assert_eq!(latest_of(&all).as_deref(), Some("a/step-2"), "step-3 never was");
+        all.push(saved("a", "last", 1, 300, false));
+        assert_eq!(latest_of(&all).as_deref(), None, "rank 1 has saved no step");
+    }
+
+    #[test]
+    fn latest_never_mixes_ranks_of_different_times() {
+        let [first, second] = [0, 1].map(|rank| saved("a", "last", rank, 100 + i64::from(rank), true));
+        let of = |all: [SavedCheckpoint; 2]| {
+            let groups = group(all);
+            assert_eq!(groups[0].has_mixed_ranks(), latest(&groups).is_none());
+            latest(&groups).map(|found| found.ranks().iter().map(|rank| rank.written.timestamp()).collect())
+        };
+        let states: Option<Vec<_>> = of([rewritten(&first, 300), rewritten(&second, 301)]);
+        assert_eq!(states, Some(vec![100, 101]));
+        assert_eq!(
+            of([rewritten(&first, 300), second.clone()]),
+            Some(vec![100, 101]),
+            "rank 1 is not at it yet"
+        );
+        let done = saved("a", "last", 0, 300, true).succeed(Some(&first));
+        assert_eq!(
+            of([done.clone(), rewritten(&second, 301)]),
+            None,
+            "rank 0 has finished what rank 1 has not"
+        );
+        let next = rewritten(&done, 500);
+        assert_eq!(of([next.clone(), rewritten(&second, 501)]), None, "neither side goes back on its own");
+        let groups = group([next, rewritten(&second, 501)]);
+        let whole = group([saved("a", "step-1", 0, 50, true), saved("a", "step-1", 1, 50, true)]);
+        let found = latest(groups.iter().chain(&whole)).expect("an older one");
+        assert_eq!(found.name(), "step-1");
     }
 
     #[test]

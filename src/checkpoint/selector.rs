@@ -31,11 +31,15 @@ impl CheckpointSelector {
         CheckpointId::new(&self.project, self.job.as_deref()?, self.name.as_deref()?, self.rank).ok()
     }
 
-    /// Chooses among `groups`, oldest first: the latest; of one that is named the newest, if none is complete.
-    pub fn choose<'a>(&self, groups: &'a [CheckpointGroup]) -> Option<&'a CheckpointGroup> {
+    /// Chooses among `groups`, oldest first. Without a name, the [`latest`], as it was when it was last complete. A name stands for what is saved
+    /// under it now: the newest that is whole and complete, or else the newest.
+    pub fn choose(&self, groups: &[CheckpointGroup]) -> Option<CheckpointGroup> {
         let selected: Vec<_> = groups.iter().filter(|group| self.selects(group)).collect();
-        let named = selected.last().copied().filter(|_| self.name.is_some());
-        latest(selected).or(named)
+        if self.name.is_none() {
+            return latest(selected);
+        }
+        let complete = selected.iter().rfind(|group| group.is_whole() && group.is_complete());
+        complete.or(selected.last()).map(|group| (*group).clone())
     }
 
     /// Whether it may mean `group`.
@@ -107,7 +111,43 @@ impl fmt::Display for CheckpointSelector {
 
 #[cfg(test)]
 mod tests {
+    use chrono::DateTime;
+
     use super::*;
+    use crate::checkpoint::SavedCheckpoint;
+    use crate::checkpoint::group::group;
+    use crate::digest::Digest;
+
+    #[test]
+    fn selector_with_a_name_chooses_what_is_saved_now_and_else_what_was_last_complete() {
+        let state = |name: &str, content: u8, complete| SavedCheckpoint {
+            id: CheckpointId::new("p", "j", name, 0).expect("an id"),
+            manifest: Digest([content; 32]),
+            generation: 1,
+            complete,
+            files: 1,
+            bytes: 1,
+            written: DateTime::from_timestamp(i64::from(content), 0).expect("a time"),
+            saved: DateTime::UNIX_EPOCH,
+            seconds: 1.0,
+            last_complete: None,
+        };
+        let groups =
+            group([state("last", 9, false).succeed(Some(&state("last", 2, true))), state("step", 1, true)]);
+        let chosen = |text: &str| {
+            let selector: CheckpointSelector = text.parse().expect(text);
+            let chosen = selector.choose(&groups).map(|group| group.ranks()[0].clone());
+            chosen.map(|saved| (saved.id.name().to_owned(), saved.manifest.0[0], saved.complete))
+        };
+        for latest in ["bt://p", "bt://p@j"] {
+            assert_eq!(chosen(latest), Some(("last".to_owned(), 2, true)));
+        }
+        for named in ["bt://p/last", "bt://p@j/last"] {
+            assert_eq!(chosen(named), Some(("last".to_owned(), 9, false)));
+        }
+        assert_eq!(chosen("bt://p/step"), Some(("step".to_owned(), 1, true)));
+        assert_eq!(chosen("bt://p/none"), None);
+    }
 
     #[test]
     fn selector_has_a_canonical_form() {

@@ -81,8 +81,9 @@ impl Mirror {
         for manifest in reachable.manifests.clone() {
             self.mark(&manifest, &mut reachable).await?;
         }
-        for manifest in serving {
-            // A node may serve from its cache what is gone already.
+        let complete = self.complete_checkpoints(&reachable.sources).await?;
+        for manifest in serving.chain(complete) {
+            // A node may serve from its cache what is gone already, and an earlier version collects complete generations.
             self.mark(&manifest, &mut reachable).await.or_else(|e| match e.kind() {
                 Kind::Corrupt => Ok(()),
                 _ => Err(e),
@@ -130,6 +131,23 @@ impl Mirror {
             }
         }
         Ok(outdated)
+    }
+
+    /// The manifests of the last complete generations of the checkpoints among `sources`. Their refs may be of later ones.
+    async fn complete_checkpoints(&self, sources: &HashSet<Digest>) -> Result<Vec<Digest>> {
+        let mut manifests = Vec::new();
+        for (id, found) in self.checkpoints(None, None).await? {
+            match found {
+                Ok(saved) if sources.contains(&checkpoint_key(&id)) => {
+                    manifests.extend(saved.complete_generation().map(|complete| complete.manifest));
+                }
+                Ok(_) => {}
+                // Nobody finds them by it any more.
+                Err(e) if e.kind() == Kind::Corrupt => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(manifests)
     }
 
     /// Adds the blobs of a manifest to what is reached.

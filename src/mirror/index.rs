@@ -169,6 +169,22 @@ impl Mirror {
         Ok(removed || listed)
     }
 
+    /// The refs of checkpoints as they were when they were last complete, of those that are not complete now: refs of the catalog are of
+    /// what is saved now.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn last_complete_refs(&self) -> Result<Vec<Result<Ref>>> {
+        let mut refs = Vec::new();
+        for (id, found) in self.checkpoints(None, None).await? {
+            // Damaged entries are reported when the index is verified.
+            let Some(last) = found.ok().and_then(|saved| saved.last_complete) else { continue };
+            let now = self.find(&checkpoint_key(&id)).await;
+            refs.extend(now.transpose().map(|now| Ok(Ref { manifest: last.manifest, ..now? })));
+        }
+        Ok(refs)
+    }
+
     /// Verifies the index: that each entry is what was written, and that its checkpoint is mirrored. Each
     /// fault goes to `report`. [`verify`](Self::verify) covers what refs reach.
     ///

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum MirrorPhase {
+    /// The mirror is asked for what it has.
+    Querying,
     /// The origin is being listed.
     Listing,
     /// Content is being copied.
@@ -36,8 +38,9 @@ pub struct MirrorProgress {
 impl MirrorProgress {
     /// The current phase.
     pub fn state(&self) -> MirrorPhase {
-        [MirrorPhase::Listing, MirrorPhase::Copying, MirrorPhase::Finishing]
-            [usize::from(self.state.load(Relaxed)).min(2)]
+        const PHASES: [MirrorPhase; 4] =
+            [MirrorPhase::Querying, MirrorPhase::Listing, MirrorPhase::Copying, MirrorPhase::Finishing];
+        PHASES[usize::from(self.state.load(Relaxed)).min(PHASES.len() - 1)]
     }
 
     pub(super) fn enter(&self, state: MirrorPhase) {

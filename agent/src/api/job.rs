@@ -187,6 +187,9 @@ pub struct JobExit {
     /// Why the command could not be started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
+    /// Whether the commands were asked to end before they did.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stopped: bool,
 }
 
 impl JobExit {
@@ -294,7 +297,7 @@ mod tests {
 
     #[test]
     fn exit_code_of_a_job_is_its_commands_or_125() {
-        let of = |code, signal| JobExit { code, signal, why: None };
+        let of = |code, signal| JobExit { code, signal, ..JobExit::default() };
         for (state, exit, code) in [
             (JobState::Completed, Some(of(Some(0), None)), 0),
             (JobState::Failed, Some(of(Some(3), None)), 3),

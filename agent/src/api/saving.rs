@@ -90,6 +90,22 @@ pub struct UnitReport {
     pub seconds: Option<f64>,
 }
 
+/// A directory with checkpoints that could not be saved, which is left to the operator of the node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnsavedDirectory {
+    /// The tenant that they belong to.
+    pub tenant: String,
+    /// The id of the job that wrote them.
+    pub id: String,
+    /// The directory on this node.
+    pub directory: PathBuf,
+    /// Total size of the checkpoints that are not saved, in bytes, as far as is known.
+    pub bytes: u64,
+    /// Why they are not saved, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
 impl fmt::Display for CheckpointState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

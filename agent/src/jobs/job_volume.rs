@@ -1,6 +1,6 @@
 //! The volumes of a job: its directories, and the variables that name them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
 use std::path::{Component, Path, PathBuf};
 
@@ -11,7 +11,9 @@ use super::job::Job;
 use super::job_caches::{self, JobCaches};
 use super::queue::JobQueue;
 use super::supervisor::VolumeBinds;
+use crate::api::container_volume::ContainerVolumeStatus;
 use crate::api::job::{CheckpointLoading, JobRequest};
+use crate::api::saving::UnsavedDirectory;
 use crate::saver;
 use crate::volumes::{CHECKPOINT_PLACE, JobVolume, SCRATCH_PLACE};
 
@@ -19,6 +21,25 @@ impl JobQueue {
     /// The volume of a job.
     pub(super) fn volume_of(&self, job: &Job) -> JobVolume {
         self.volumes.of_job(self.tenant_of(job), job.request().training.id())
+    }
+
+    /// The volumes of jobs that have not ended.
+    pub(super) fn volumes_in_use(&self) -> HashSet<PathBuf> {
+        let jobs = self.all().into_iter().filter(|job| !job.has_ended());
+        jobs.map(|job| self.volume_of(&job).path().to_owned()).collect()
+    }
+
+    /// The directories with checkpoints that could not be saved, but for those of the jobs and the `containers` that are listed
+    /// themselves. Touches the local disk.
+    pub fn unsaved_directories(&self, containers: &[ContainerVolumeStatus]) -> Vec<UnsavedDirectory> {
+        let in_use = self.volumes_in_use();
+        let is_listed = |tenant: &str, id: &str| {
+            containers.iter().any(|volume| volume.tenant == tenant && volume.id.as_deref() == Some(id))
+        };
+        let volumes = self.volumes.of_jobs().into_iter();
+        let left = volumes
+            .filter(|(tenant, volume)| !in_use.contains(volume.path()) && !is_listed(tenant, volume.id()));
+        left.filter_map(|(tenant, volume)| saver::unsaved_directory(tenant, &volume)).collect()
     }
 
     /// The tenant of a job.

@@ -58,13 +58,13 @@ impl JobQueue {
         &self,
         request: &JobRequest,
     ) -> ApiResult<(Vec<PinnedCheckpoint>, Vec<String>)> {
-        let (mut groups, mut notes) = (Vec::<CheckpointGroup>::new(), Vec::new());
+        let (mut found, mut notes) = (Vec::<(CheckpointSelector, CheckpointGroup)>::new(), Vec::new());
         let references = request.load.iter().flat_map(|load| &load.checkpoints);
         let mirror = self.mirror_of(request).await?;
         for reference in references {
             match find(&mirror, reference, request).await {
-                Ok(found) if groups.contains(&found) => {}
-                Ok(found) => groups.push(found),
+                Ok((_, group)) if found.iter().any(|(_, other)| is_same(other, &group)) => {}
+                Ok(one) => found.push(one),
                 Err(e) if e.kind() == Kind::NotFound && is_own_latest(reference, request) => {
                     notes.push(format!("begins without a checkpoint: {e}"));
                 }
@@ -72,11 +72,8 @@ impl JobQueue {
             }
         }
         let mut pinned = Vec::new();
-        for group in groups {
-            let mut manifests = Vec::new();
-            for saved in group.ranks() {
-                manifests.push(mirror.checkpoint_ref(&saved.id).await?.manifest);
-            }
+        for (selector, group) in found {
+            let manifests = mirror.chosen_manifests(&selector, &group).await?;
             pinned.push((group, manifests));
         }
         Ok((pinned, notes))
@@ -100,19 +97,19 @@ impl JobQueue {
     }
 }
 
-/// The checkpoint that `reference` means to the job of `request`.
+/// The checkpoint that `reference` means to the job of `request`, and how that selects it.
 async fn find(
     mirror: &Mirror,
     reference: &CheckpointReference,
     request: &JobRequest,
-) -> Result<CheckpointGroup> {
+) -> Result<(CheckpointSelector, CheckpointGroup)> {
     let (job, name) = (reference.job_id.clone(), reference.checkpoint_name.clone());
     let project = project(mirror, reference, request.training.project()).await?;
     let selector = CheckpointSelector { project, job, name, rank: 0 };
     let (groups, damaged) =
         mirror.checkpoint_groups(Some(&selector.project), selector.job.as_deref()).await?;
     match (selector.choose(&groups), damaged.into_iter().next()) {
-        (Some(group), _) => Ok(group.clone()),
+        (Some(group), _) => Ok((selector, group)),
         (None, Some((_, damage))) => Err(damage),
         (None, None) => Err(mirror.explain_missing(&selector, &groups).await?),
     }
@@ -146,8 +143,16 @@ fn add(request: &mut JobRequest, group: &CheckpointGroup, manifests: &[Digest], 
     }
     let ranks = group.ranks();
     let written = text::minute(group.written().timestamp());
-    let whole = if group.is_whole() && group.is_complete() { "" } else { ", which may not be complete" };
-    request.notes.push(format!("resumes from {} of {written} UTC{whole}", ranks[0].id));
+    // The ref of a rank may be of a later generation than its entry.
+    let is_as_listed = ranks.iter().zip(manifests).all(|(saved, manifest)| saved.manifest == *manifest);
+    let state = if group.is_earlier() {
+        ", when it was last complete: what was saved since is not"
+    } else if group.is_whole() && group.is_complete() && is_as_listed {
+        ""
+    } else {
+        ", which may not be complete"
+    };
+    request.notes.push(format!("resumes from {} of {written} UTC{state}", ranks[0].id));
     for (saved, manifest) in ranks.iter().zip(manifests) {
         let rank = saved.id.rank();
         let directory = folder.join(format!("rank-{rank}"));
@@ -158,6 +163,14 @@ fn add(request: &mut JobRequest, group: &CheckpointGroup, manifests: &[Digest], 
         request.pinned.insert(place.clone(), manifest.to_string());
         request.weights.push(weights(saved.id.to_string(), place));
     }
+}
+
+/// Whether two groups are of one checkpoint, in whatever states.
+fn is_same(one: &CheckpointGroup, other: &CheckpointGroup) -> bool {
+    let name = |group: &CheckpointGroup| {
+        (group.project().to_owned(), group.job().to_owned(), group.name().to_owned())
+    };
+    name(one) == name(other)
 }
 
 /// Whether `reference` means the latest checkpoint of the job's own project.

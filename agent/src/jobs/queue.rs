@@ -240,8 +240,7 @@ impl JobQueue {
     /// the process that ran them was all that they had.
     pub fn resume(self: &Arc<Self>) {
         let unfinished: Vec<_> = self.all().into_iter().filter(|job| !job.has_ended()).collect();
-        let needed = unfinished.iter().map(|job| self.volume_of(job).path().to_owned()).collect();
-        let queue = Arc::clone(self);
+        let (needed, queue) = (self.volumes_in_use(), Arc::clone(self));
         tokio::task::spawn_blocking(move || queue.volumes.remove_leftovers(&needed));
         for job in unfinished.into_iter().filter(|job| job.is_restored()) {
             tokio::spawn(JobRun::new(Arc::clone(self), job).run(self.lifecycle.keep_alive()));
@@ -263,7 +262,7 @@ impl JobQueue {
         }
     }
 
-    fn all(&self) -> Vec<Arc<Job>> {
+    pub(super) fn all(&self) -> Vec<Arc<Job>> {
         self.table.lock().jobs.values().cloned().collect()
     }
 

@@ -44,12 +44,12 @@ pub async fn open(
         let snapshot = opened.map_err(|e| e.context(format!("{id} as it was when the job was submitted")))?;
         return Ok((ResolvedSnapshot { snapshot, resolved: id.to_string(), note: None }, Utc::now()));
     }
-    let ChosenCheckpoint { saved, group, checkpoint_ref } = mirror.choose_checkpoint(selector).await?;
-    let note = (!group.is_whole() || !group.is_complete())
-        .then(|| format!("{} is mounted as it is saved so far: it may not be complete", saved.id));
+    let chosen = mirror.choose_checkpoint(selector).await?;
+    let note = chosen.note("mounted");
+    let ChosenCheckpoint { saved, manifest, .. } = chosen;
     let resolved = saved.id.to_string();
     let open = no_origin(&Uri::Bt(saved.id.into()));
-    let snapshot = engine.mirrored(&mirror, &checkpoint_ref, open).await?;
+    let snapshot = engine.mirrored_snapshot(&mirror, manifest, open).await?;
     Ok((ResolvedSnapshot { snapshot, resolved, note }, saved.saved))
 }
 

@@ -237,22 +237,19 @@ impl SaveContext {
             Err(error) if error.kind() == Kind::Corrupt => None,
             before => before?,
         };
-        let generation = match &before {
-            Some(before) if before.manifest == published.latest_ref.manifest => before.generation,
-            Some(before) => before.generation + 1,
-            None => 1,
-        };
         let saved = SavedCheckpoint {
             id,
             manifest: published.latest_ref.manifest,
-            generation,
+            generation: 1,
             complete: unit.complete,
             files: unit.seal.files.len() as u64,
             bytes: unit.seal.bytes(),
             written: time(unit.written),
             saved: SystemTime::now().into(),
             seconds: begin.elapsed().as_secs_f64(),
+            last_complete: None,
         };
+        let saved = saved.succeed(before.as_ref());
         mirror.put_checkpoint(&saved).await?;
         let removed = match self.order.keep.filter(|_| saved.complete) {
             Some(keep) => mirror.prune_checkpoints(&self.order.project, keep.get() as usize).await,

@@ -107,9 +107,15 @@ fn state(group: &CheckpointGroup) -> &'static str {
     }
 }
 
-/// The source that mounts all that rank 0 saved of a checkpoint.
+/// The source that mounts all that rank 0 saved of a checkpoint. Where that is what it was when it was last complete, it is the latest of its
+/// job: its name stands for what was saved since.
 fn source(group: &CheckpointGroup) -> String {
-    group.rank(0).unwrap_or(&group.ranks()[0]).id.to_string()
+    let id = &group.rank(0).unwrap_or(&group.ranks()[0]).id;
+    if !group.is_earlier() {
+        return id.to_string();
+    }
+    let (project, job) = (id.project().to_owned(), Some(id.job().to_owned()));
+    CheckpointSelector { project, job, name: None, rank: id.rank() }.to_string()
 }
 
 /// Runs the subcommand.

@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 use bdnfs::task::blocking;
 use bdnfs_agent::api::container_volume::ContainerVolumeStatus;
 use bdnfs_agent::api::publication::{PublicationState, PublicationStatus};
+use bdnfs_agent::api::saving::UnsavedDirectory;
 use bdnfs_agent::api::socket;
 use bdnfs_agent::api::{AgentInfo, AgentStatus, LostMount, MountBackend, MountStatus, StageState};
 use bdnfs_agent::recorded_mountpoints;
@@ -45,6 +46,8 @@ struct StatusReport {
     publications: Vec<PublicationStatus>,
     /// The volumes that containers write to.
     volumes: Vec<ContainerVolumeStatus>,
+    /// The directories with checkpoints that could not be saved.
+    unsaved: Vec<UnsavedDirectory>,
     #[serde(rename = "daemons")]
     agents: Vec<AgentInfo>,
     /// The agents that do not answer, a sentence each.
@@ -120,6 +123,10 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
     publications.sort_by(|a, b| a.key.cmp(&b.key));
     publications.dedup();
     let volumes = agents.values().flatten().flat_map(|status| status.volumes.clone()).collect();
+    let mut unsaved: Vec<_> = agents.values().flatten().flat_map(|status| status.unsaved.clone()).collect();
+    // Agents of several caches have the same volumes.
+    unsaved.sort_by(|a, b| a.directory.cmp(&b.directory));
+    unsaved.dedup_by(|a, b| a.directory == b.directory);
     // Binds of a base are told with their publications.
     let is_bind = |mountpoint: &Path| {
         let bound = |one: &PublicationStatus| one.target.is_some() && one.path.as_deref() == Some(mountpoint);
@@ -151,7 +158,7 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
     // An agent may listen on two sockets.
     agents.sort_by_key(|agent| agent.pid);
     agents.dedup_by_key(|agent| agent.pid);
-    Ok(StatusReport { mounts, publications, volumes, agents, unresponsive })
+    Ok(StatusReport { mounts, publications, volumes, unsaved, agents, unresponsive })
 }
 
 /// The error that a mount does not respond, and which process should.
@@ -215,6 +222,11 @@ fn format_report(report: &StatusReport) -> String {
         let rows: Vec<_> = std::iter::once(head).chain(report.volumes.iter().map(volume_row)).collect();
         out.push_str(&text::table(&rows, &[]));
     }
+    if !report.unsaved.is_empty() {
+        let head = ["UNSAVED", "TENANT", "SIZE", "DIRECTORY", "REASON"].map(str::to_owned).to_vec();
+        let rows: Vec<_> = std::iter::once(head).chain(report.unsaved.iter().map(unsaved_row)).collect();
+        out.push_str(&text::table(&rows, &[2]));
+    }
     for agent in &report.agents {
         out.push_str(&format_usage(agent));
     }
@@ -259,6 +271,12 @@ fn volume_row(one: &ContainerVolumeStatus) -> Vec<String> {
     let of_job = one.id.as_ref().map_or_else(String::new, |id| format!("@{id}"));
     let (kind, project, state) = (one.kind, &one.project, format!("{}: {}", one.state, one.message));
     vec![kind.to_string(), consumer, format!("{project}{of_job}"), path, state]
+}
+
+fn unsaved_row(one: &UnsavedDirectory) -> Vec<String> {
+    let UnsavedDirectory { tenant, id, directory, bytes, why } = one;
+    let why = why.clone().unwrap_or_else(|| "-".to_owned());
+    vec![id.clone(), tenant.clone(), text::size(*bytes), directory.display().to_string(), why]
 }
 
 fn format_usage(agent: &AgentInfo) -> String {
@@ -331,6 +349,13 @@ mod tests {
                 )
                 .expect("a volume"),
             ],
+            unsaved: vec![UnsavedDirectory {
+                tenant: "a".into(),
+                id: "lost".into(),
+                directory: "/v".into(),
+                bytes: 2,
+                why: None,
+            }],
             agents: vec![AgentInfo {
                 version: "1".into(),
                 pid: 7,
@@ -350,6 +375,8 @@ PUBLICATION  FOR    SOURCE    PATH     STATE
 csi-1        pod a  s3://b/p  /pods/a  published
 VOLUME       FOR    PROJECT         PATH  STATE
 checkpoints  pod b  llama@3f1c9a2b  -     saving: 1 of 2 checkpoints saved
+UNSAVED  TENANT  SIZE  DIRECTORY  REASON
+lost     a        2 B  /v         -
 cache /c: 450 B used of 2.0 kB; disk: 9.0 kB free, 100 B reserved
 ";
         assert_eq!(format_report(&report), text);

@@ -2,14 +2,18 @@
 
 use std::collections::BTreeSet;
 
+use futures_util::{StreamExt, TryStreamExt, stream};
+
 use crate::checkpoint::group::{CheckpointGroup, group, superseded};
 use crate::checkpoint::{CheckpointId, CheckpointSelector, SavedCheckpoint};
+use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::mirror::Mirror;
-use crate::mirror::catalog::Ref;
 
 /// How many names an error tells of those that there are.
 const MAX_LISTED_NAMES: usize = 10;
+/// How many refs of a checkpoint's ranks are read at once.
+const REF_READS_IN_FLIGHT: usize = 16;
 
 /// The checkpoint that a source means now.
 #[derive(Clone, Debug)]
@@ -18,8 +22,26 @@ pub struct ChosenCheckpoint {
     pub saved: SavedCheckpoint,
     /// All ranks of it.
     pub group: CheckpointGroup,
-    /// The ref of the checkpoint.
-    pub checkpoint_ref: Ref,
+    /// The snapshot that is meant: its manifest's digest.
+    pub manifest: Digest,
+}
+
+impl ChosenCheckpoint {
+    /// A note for the user on what was `done` with it, such as `mounted`; `None` where it is whole, complete and the newest.
+    pub fn note(&self, done: &str) -> Option<String> {
+        let Self { saved, group, manifest } = self;
+        if group.is_earlier() {
+            let (generation, written) = (saved.generation, saved.written.format("%Y-%m-%d %H:%M"));
+            return Some(format!(
+                "{} is {done} as it was last complete, generation {generation} of {written} UTC: what was saved since is not complete",
+                saved.id
+            ));
+        }
+        // The ref may be of a later generation than the entry, which is written after it.
+        let is_complete = group.is_whole() && group.is_complete() && *manifest == saved.manifest;
+        (!is_complete)
+            .then(|| format!("{} is {done} as it is saved so far: it may not be complete", saved.id))
+    }
 }
 
 impl Mirror {
@@ -42,7 +64,8 @@ impl Mirror {
         Ok((group(saved), damaged))
     }
 
-    /// The checkpoint that `selector` means now. Where it names one, that need not be whole or complete.
+    /// The checkpoint that `selector` means now. Where it names one, that need not be whole or complete; else it is
+    /// the latest, as it was when it was last complete.
     ///
     /// # Errors
     /// [`Kind::NotFound`], which names what there is; those of the store.
@@ -65,8 +88,33 @@ impl Mirror {
             );
             return Err(Error::new(Kind::NotFound, text));
         };
-        let checkpoint_ref = self.checkpoint_ref(&saved.id).await?;
-        Ok(ChosenCheckpoint { group: group.clone(), saved, checkpoint_ref })
+        let manifest = self.chosen_manifest(selector, &saved).await?;
+        Ok(ChosenCheckpoint { group, saved, manifest })
+    }
+
+    /// The snapshot of each rank of the `group` that `selector` has chosen, in the order of the ranks.
+    ///
+    /// # Errors
+    /// Those of [`checkpoint_ref`](Self::checkpoint_ref).
+    pub async fn chosen_manifests(
+        &self,
+        selector: &CheckpointSelector,
+        group: &CheckpointGroup,
+    ) -> Result<Vec<Digest>> {
+        let lookups: Vec<_> =
+            group.ranks().iter().map(|saved| self.chosen_manifest(selector, saved)).collect();
+        stream::iter(lookups).buffered(REF_READS_IN_FLIGHT).try_collect().await
+    }
+
+    /// The snapshot of a rank that `selector` has chosen: of a named checkpoint what its ref says, which is written first; of the latest what
+    /// its entry says, which alone tells what is complete.
+    async fn chosen_manifest(
+        &self,
+        selector: &CheckpointSelector,
+        saved: &SavedCheckpoint,
+    ) -> Result<Digest> {
+        let found = self.checkpoint_ref(&saved.id).await?;
+        Ok(if selector.name.is_some() { found.manifest } else { saved.manifest })
     }
 
     /// Removes the oldest checkpoints of `project` that are whole and complete, but for the `keep` newest of these. Returns
@@ -100,10 +148,10 @@ impl Mirror {
         let newest = groups.iter().rfind(|group| selector.selects(group));
         let text = if let Some(newest) = newest {
             let ranks = newest.ranks().len();
-            let lacks = if newest.is_whole() {
-                "its job may still write it".to_owned()
-            } else {
-                format!("only {ranks} of its job's ranks saved it")
+            let lacks = match (newest.is_whole(), newest.has_mixed_ranks()) {
+                (true, false) => "its job may still write it".to_owned(),
+                (true, true) => "what its ranks last completed is of different times".to_owned(),
+                (false, _) => format!("only {ranks} of its job's ranks saved it"),
             };
             let id = &newest.ranks()[0].id;
             format!(

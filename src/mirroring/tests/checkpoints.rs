@@ -1,8 +1,8 @@
 //! Checkpoints published, indexed, listed, verified, removed and collected.
 
 use super::*;
-use crate::checkpoint::{CheckpointId, SavedCheckpoint};
-use crate::mirror::index::checkpoint_key;
+use crate::checkpoint::{CheckpointId, CheckpointSelector, SavedCheckpoint};
+use crate::mirror::index::{ChosenCheckpoint, checkpoint_key};
 
 fn id(project: &str, job: &str, name: &str, rank: u32) -> CheckpointId {
     CheckpointId::new(project, job, name, rank).expect("an id")
@@ -24,6 +24,7 @@ async fn save(mirror: &Mirror, id: CheckpointId, files: &FileTree) -> SavedCheck
         written: found.listed,
         saved: found.listed,
         seconds: found.took,
+        last_complete: None,
         id,
     };
     mirror.put_checkpoint(&saved).await.expect("entered");
@@ -135,4 +136,72 @@ async fn checkpoint_saved_after_the_clock_was_set_back_replaces_the_last() {
     assert_ne!(saved.manifest, ahead.manifest);
     assert_eq!(found.manifest, saved.manifest);
     assert!(found.listed > ahead.listed);
+}
+
+async fn chosen(mirror: &Mirror, selector: &str) -> ChosenCheckpoint {
+    let selector: CheckpointSelector = selector.parse().expect("a selector");
+    mirror.choose_checkpoint(&selector).await.expect("chosen")
+}
+
+/// Why the snapshot `manifest` of the checkpoint `id` is not whole.
+async fn snapshot_faults(mirror: &Mirror, id: &CheckpointId, manifest: Digest) -> Vec<String> {
+    let mut faults = Vec::new();
+    let found = mirror.find(&checkpoint_key(id)).await.expect("looked").expect("there");
+    let told = |fault: Error| faults.push(fault.to_string());
+    let refs = vec![Ok(Ref { manifest, ..found })];
+    mirror.verify(refs, true, &VerifyProgress::default(), told).await.expect("a store in order");
+    faults
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn checkpoint_that_is_rewritten_stays_the_latest_as_it_was_last_complete() {
+    let mirror = mirror(Arc::new(InMemory::new()));
+    let id = id("p", "j", "last", 0);
+    let files = |size| FileTree::from([(b"model".to_vec(), noise(size, 3))]);
+    let first = save(&mirror, id.clone(), &files(1)).await;
+    // As after a crash between its ref and its entry.
+    let source = MirrorSource::checkpoint(&id, origin(&files(2)));
+    let published = mirror_source(&mirror, &source, CONFIG, &MirrorProgress::default()).await;
+    let second = published.expect("published").latest_ref.manifest;
+    mirror.collect(NO_GRACE, false).await.expect("collected");
+    let latest = chosen(&mirror, "bt://p").await;
+    assert_eq!((latest.manifest, latest.note("mounted")), (first.manifest, None));
+    let named = chosen(&mirror, "bt://p@j/last").await;
+    assert_eq!(named.manifest, second);
+    assert!(named.note("mounted").is_some_and(|note| note.ends_with("it may not be complete")));
+
+    let next = SavedCheckpoint { manifest: second, complete: false, ..first.clone() }.succeed(Some(&first));
+    mirror.put_checkpoint(&next).await.expect("entered");
+    assert_eq!(mirror.checkpoint(&id).await.expect("read"), Some(next.clone()));
+    mirror.collect(NO_GRACE, false).await.expect("collected");
+    let latest = chosen(&mirror, "bt://p@j").await;
+    assert_eq!((latest.manifest, &latest.saved), (first.manifest, &first));
+    assert!(latest.note("mounted").is_some_and(|note| note.contains("last complete, generation 1 of ")));
+    assert_eq!(chosen(&mirror, "bt://p/last").await.manifest, second);
+    for manifest in [first.manifest, second] {
+        assert_eq!(snapshot_faults(&mirror, &id, manifest).await, [""; 0]);
+    }
+    let verified: Vec<_> = mirror.last_complete_refs().await.expect("listed");
+    let verified: Vec<_> = verified.into_iter().map(|found| found.expect("whole").manifest).collect();
+    assert_eq!(verified, [first.manifest]);
+
+    let complete = SavedCheckpoint { complete: true, ..next.clone() }.succeed(Some(&next));
+    mirror.put_checkpoint(&complete).await.expect("entered");
+    mirror.collect(NO_GRACE, false).await.expect("collected");
+    let latest = chosen(&mirror, "bt://p").await;
+    assert_eq!((latest.manifest, latest.saved.generation), (second, 2));
+    assert_eq!(snapshot_faults(&mirror, &id, first.manifest).await.len(), 1, "nobody needs it any more");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn latest_whose_complete_generation_an_earlier_version_collected_does_not_stop_the_collection() {
+    let store = Arc::new(InMemory::new());
+    let mirror = mirror(store.clone());
+    let id = id("p", "j", "last", 0);
+    let saved = save(&mirror, id.clone(), &FileTree::from([(b"a".to_vec(), noise(9, 1))])).await;
+    let gone = SavedCheckpoint { manifest: Digest([7; 32]), ..saved.clone() };
+    let next = SavedCheckpoint { complete: false, ..saved }.succeed(Some(&gone));
+    mirror.put_checkpoint(&next).await.expect("entered");
+    mirror.collect(NO_GRACE, false).await.expect("collected");
+    assert_eq!(chosen(&mirror, "bt://p@j/last").await.manifest, next.manifest);
 }

@@ -151,3 +151,23 @@ async fn publish_killed_at_any_request_keeps_the_old_state_and_resumes() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn publish_phase_tells_errors_of_the_listing_from_those_of_the_mirror() {
+    let held = origin(&FileTree::from([(b"a".to_vec(), noise(9, 1))]));
+    let first = Arc::new(InMemory::new());
+    add(&mirror(first.clone()), held.clone()).await.expect("added");
+    for left in 0.. {
+        let progress = MirrorProgress::default();
+        let crashing = crashing(&Arc::new(first.fork()), left);
+        if add_as("memory://origin", &crashing, held.clone(), &progress).await.is_ok() {
+            assert!(left > 4, "{left} operations are too few to be all");
+            break;
+        }
+        assert_ne!(progress.state(), MirrorPhase::Listing, "after {left} operations of the mirror");
+    }
+    let progress = MirrorProgress::default();
+    held.put(b"a/../b", noise(9, 1));
+    let refused = add_as("memory://origin", &mirror(first), held, &progress).await.expect_err("a bad name");
+    assert_eq!((refused.kind(), progress.state()), (Kind::Invalid, MirrorPhase::Listing), "{refused}");
+}

@@ -271,7 +271,13 @@ fn job_whose_mirror_stays_away_fails_naming_the_directory() {
     assert!(why.ends_with(&format!("they are kept in {}", directory.display())), "{why}");
     assert_eq!(fs::read_to_string(directory.join("a/model")).unwrap(), "a\n");
     saving.machine.crash();
-    let _next = start(&saving.machine);
+    let next = start(&saving.machine);
+    eventually("the next agent lists it", || {
+        let unsaved = next.status()["unsaved"].clone();
+        (&unsaved[0]["id"], unsaved[0]["directory"].as_str()) == (&"lost".into(), directory.to_str())
+    });
+    let shown = saving.machine.run(&["status", "--cache-dir", text(saving.machine.cache())]).succeeds();
+    assert!(shown.contains("UNSAVED") && shown.contains(text(&directory)), "{shown}");
     assert!(directory.join("a/model").exists(), "no agent clears it");
     let again =
         job(&saving.machine, &["run", "--id", "lost", text(&saving_spec(&saving.machine, "again", "true"))]);

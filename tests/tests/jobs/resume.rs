@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::kit::{events, job, spec, submitted, text, toml};
-use super::saving::{SavingMachine, mirror, start_with};
+use super::saving::{SavingMachine, checkpoints, mirror, saved, start_with};
 
 /// A machine with a mirror.
 struct TrainingSetup {
@@ -267,4 +267,48 @@ fn job_run_signaled_while_the_mirror_does_not_answer_ends() {
     let status = wait_for_exit(&mut child, "bdnfs job run");
     let said = fs::read_to_string(said).unwrap();
     assert!(status.code() == Some(125) && said.contains("interrupted"), "{status} {said}");
+}
+
+#[test]
+fn job_whose_checkpoint_was_being_rewritten_when_it_died_is_resumed_from_the_complete_one() {
+    let saving = SavingMachine::new();
+    let flag = saving.machine.directory("flag");
+    let number = saving.submit(
+        "first",
+        &format!(
+            "cd $BT_CHECKPOINT_DIR && mkdir last && echo one > last/model && touch last/.metadata
+             while [ ! -e {}/go ]; do sleep 0.1; done; echo two > last/model; exit 3",
+            text(&flag)
+        ),
+    );
+    saving.await_event(&number, "saved last (generation 1, complete)");
+    fs::write(flag.join("go"), "").unwrap();
+    let first = saving.ended(&number);
+    assert_eq!(checkpoints(&first), [saved("last", false, 2)], "{first}");
+    let url = format!("file://{}", mirror(&saving.machine).display());
+    let mirrored = |words: &[&str]| saving.machine.run(&[words, &["--mirror", &url]].concat()).succeeds();
+    mirrored(&["mirror", "gc", "--grace", "0s"]);
+    assert!(
+        mirrored(&["checkpoint", "show", "last", "--project", "p"]).contains("last complete: generation 1")
+    );
+    let served = mirrored(&["checkpoint", "show", "bt://p", "--weights"]);
+    assert!(served.contains("source = \"bt://p@first\""), "{served}");
+    let place = saving.machine.directory("got").join("last");
+    mirrored(&["checkpoint", "get", "bt://p@first", text(&place)]);
+    assert_eq!(fs::read_to_string(place.join("model")).unwrap(), "one\n");
+
+    let folder = saving.machine.directory("work").join("loaded");
+    let config = format!(
+        "{}[runtime.load_checkpoint_config]\nenabled = true\ndownload_folder = {folder:?}\n",
+        toml(&[], &["cat $BT_LOAD_CHECKPOINT_DIR/rank-0/last/model"])
+    );
+    let file = spec(&saving.machine, "second.toml", &config);
+    let number = submitted(&saving.machine, &["--project", "p", text(&file)]);
+    let second = saving.ended(&number);
+    assert_eq!(job(&saving.machine, &["logs", &number]).succeeds(), "one\n", "{second}");
+    let noted = |event: &String| {
+        event.starts_with("resumes from bt://p@first/last of ") && event.contains("last complete")
+    };
+    assert!(events(&second).iter().any(noted), "{second}");
+    saving.verify();
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use bdnfs_tests::process::{eventually, kill_and_wait};
 use serde_json::Value;
 
-use super::kit::{events, text};
+use super::kit::{events, job, text};
 use super::saving::{Files, SavingMachine, checkpoints, file, mirror, saved};
 
 /// A command that waits until there is a file `name` in the directory `flags`.
@@ -62,6 +62,31 @@ fn checkpoint_that_a_handler_of_sigterm_finished_is_saved() {
     for name in ["half", "torn"] {
         assert!(found.iter().any(|one| one.0 == name && one.1 == "torn"), "{status}");
         assert_eq!(saving.files(&format!("bt://p@handler/{name}")), None);
+    }
+}
+
+#[test]
+fn checkpoint_being_written_when_the_job_is_stopped_is_torn_unless_that_ends_in_good_order() {
+    let saving = SavingMachine::new();
+    for (code, state) in [(1, "torn"), (0, "saved")] {
+        let id = format!("stopped{code}");
+        let command = format!(
+            "trap 'exit {code}' TERM; cd $BT_CHECKPOINT_DIR && mkdir a b && echo a > a/model && touch a/.metadata
+            while :; do echo more >> b/model; sleep 0.1; done"
+        );
+        let number = saving.submit(&id, &command);
+        saving.await_event(&number, "saved a ");
+        job(&saving.machine, &["stop", &number]).succeeds();
+        let status = saving.ended(&number);
+        assert_eq!(
+            (&status["exit"]["code"], &status["exit"]["stopped"]),
+            (&code.into(), &true.into()),
+            "{status}"
+        );
+        let found = checkpoints(&status);
+        assert!(found.iter().any(|one| one.0 == "b" && one.1 == state), "{status}");
+        assert_eq!(saving.files(&format!("bt://p@{id}/b")).is_some(), state == "saved", "{status}");
+        assert!(found.contains(&saved("a", true, 1)), "{status}");
     }
 }
 

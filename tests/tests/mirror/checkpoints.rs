@@ -188,9 +188,9 @@ fn checkpoint_get_after_a_new_save_keeps_nothing_of_the_earlier_attempt() {
     fs::remove_file(tree.join("bad.bin")).unwrap();
     write_file(&tree, "later.bin", 3 << 20);
     push(&env, &tree, "llama", "job1", &["--name", "step-5"]);
-    // An entry is written after its ref, which alone says what the checkpoint is.
+    // An entry is written after its ref, which alone says what the checkpoint is that has this name.
     fs::write(&entry, earlier).unwrap();
-    get(&env, "bt://llama", &out, &[]).succeeds();
+    get(&env, "bt://llama/step-5", &out, &[]).succeeds();
     assert_same_tree(&tree, &out);
 }
 

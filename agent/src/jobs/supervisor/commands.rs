@@ -103,6 +103,7 @@ impl<'a> CommandRunner<'a> {
                 break;
             }
         }
+        exit.stopped = self.deadline.is_some();
         drop(output);
         self.end_rest().await;
         exit

@@ -69,16 +69,17 @@ pub async fn run(args: CheckpointGetArgs) -> Result<()> {
     let mirror = args.target.open().await?;
     let chosen = mirror.choose_checkpoint(&selector).await?;
     let group = &chosen.group;
-    if !group.is_whole() || !group.is_complete() {
-        eprintln!("note: {} is downloaded as it is saved so far: it may not be complete", source(group));
+    if let Some(note) = chosen.note("downloaded") {
+        eprintln!("note: {note}");
     }
     let directory = std::path::absolute(&args.directory)?;
-    let saved = if args.all_ranks { group.ranks() } else { std::slice::from_ref(&chosen.saved) };
-    let mut wanted = Vec::new();
-    for id in saved.iter().map(|saved| saved.id.clone()) {
-        // The entry may be of an earlier generation than the ref.
-        wanted.push(RankSnapshot { manifest: mirror.checkpoint_ref(&id).await?.manifest, id });
-    }
+    let wanted: Vec<_> = if args.all_ranks {
+        let manifests = mirror.chosen_manifests(&selector, group).await?;
+        let ids = group.ranks().iter().map(|saved| saved.id.clone());
+        ids.zip(manifests).map(|(id, manifest)| RankSnapshot { id, manifest }).collect()
+    } else {
+        vec![RankSnapshot { id: chosen.saved.id.clone(), manifest: chosen.manifest }]
+    };
     let progress = Arc::new(DownloadProgress::default());
     let shown = Arc::clone(&progress);
     let display = show_progress("downloading", move || Some(shown.read()).filter(|now| now.files > 0));

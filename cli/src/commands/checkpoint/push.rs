@@ -89,19 +89,20 @@ async fn save(
         eprintln!("note: {note}");
     }
     let earlier = mirror.checkpoint(&id).await.ok().flatten();
-    let generation = earlier.map_or(1, |earlier| earlier.generation + u64::from(published.new));
     let manifest = mirror.manifest(&published.latest_ref.manifest).await?;
     let saved = SavedCheckpoint {
         id,
         manifest: published.latest_ref.manifest,
-        generation,
+        generation: 1,
         complete: true,
         files: published.latest_ref.files,
         bytes: published.latest_ref.bytes,
         written: manifest.map_or(Ok(published.latest_ref.listed), |manifest| newest(&manifest))?,
         saved: published.latest_ref.listed,
         seconds: began.elapsed().as_secs_f64(),
+        last_complete: None,
     };
+    let saved = saved.succeed(earlier.as_ref());
     mirror.put_checkpoint(&saved).await?;
     Ok(saved)
 }

@@ -1,7 +1,9 @@
 //! `bdnfs checkpoint show`: a checkpoint, or the weights entry that serves it.
 
 use anyhow::Result;
+use bdnfs::checkpoint::SavedCheckpoint;
 use bdnfs::checkpoint::group::CheckpointGroup;
+use chrono::{DateTime, Utc};
 use serde::Serialize;
 
 use super::{CheckpointMirrorArgs, source, state};
@@ -33,9 +35,11 @@ struct CheckpointReport<'a> {
     job: &'a str,
     name: &'a str,
     state: &'a str,
+    /// Whether it is as it was when it was last complete, and what was saved since is not.
+    earlier: bool,
     files: u64,
     bytes: u64,
-    ranks: &'a [bdnfs::checkpoint::SavedCheckpoint],
+    ranks: &'a [SavedCheckpoint],
 }
 
 /// The weights entry of a checkpoint.
@@ -59,6 +63,7 @@ pub async fn run(args: CheckpointShowArgs) -> Result<()> {
             job: group.job(),
             name: group.name(),
             state: state(&group),
+            earlier: group.is_earlier(),
             files: group.files(),
             bytes: group.bytes(),
             ranks: group.ranks(),
@@ -82,27 +87,44 @@ fn toml(entry: &ServingWeights) -> String {
     )
 }
 
+fn time(time: DateTime<Utc>) -> String {
+    format!("{} UTC", text::minute(time.timestamp()))
+}
+
+fn format_generation(saved: &SavedCheckpoint) -> String {
+    let SavedCheckpoint { generation, manifest, seconds, .. } = saved;
+    let (bytes, saved_at) = (text::size(saved.bytes), time(saved.saved));
+    format!("generation {generation}, {bytes}, saved {saved_at} in {seconds:.1} s, snapshot {manifest}")
+}
+
+/// The state of a checkpoint, and what else there is of it.
+fn shown_state(group: &CheckpointGroup) -> String {
+    let state = state(group);
+    if group.is_earlier() {
+        let name = &group.ranks()[0].id;
+        format!("{state}; what was saved since as {name} is not")
+    } else if let (false, Some(_)) = (group.is_complete(), group.last_complete()) {
+        format!("{state}; the latest, for resuming, is what was last complete")
+    } else {
+        state.to_owned()
+    }
+}
+
 fn format_group(group: &CheckpointGroup) -> String {
-    let time = |time: chrono::DateTime<chrono::Utc>| format!("{} UTC", text::minute(time.timestamp()));
     let mut rows = vec![
         ("source", source(group)),
-        ("state", state(group).to_owned()),
+        ("state", shown_state(group)),
         ("files", group.files().to_string()),
         ("size", text::size(group.bytes())),
         ("written", time(group.written())),
     ];
-    rows.extend(group.ranks().iter().map(|saved| {
-        let (number, bytes) = (saved.generation, text::size(saved.bytes));
-        let saved_at = time(saved.saved);
-        let (rank, seconds) = (saved.id.rank(), saved.seconds);
-        (
-            "rank",
-            format!(
-                "{rank}: generation {number}, {bytes}, saved {saved_at} in {seconds:.1} s, snapshot {}",
-                saved.manifest
-            ),
-        )
-    }));
+    for saved in group.ranks() {
+        let rank = saved.id.rank();
+        rows.push(("rank", format!("{rank}: {}", format_generation(saved))));
+        if let Some(last) = saved.as_last_complete().filter(|_| !saved.complete) {
+            rows.push(("", format!("{rank}: last complete: {}", format_generation(&last))));
+        }
+    }
     let rows: Vec<_> = rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect();
     text::table(&rows, &[]).trim_end().to_owned()
 }

@@ -98,7 +98,7 @@ async fn wait_for(
         let now = match mirror.checkpoint_groups(Some(&selector.project), selector.job.as_deref()).await {
             Ok((groups, damaged)) => {
                 let group = newest(selector, &groups);
-                if let Some(group) = group
+                if let Some(group) = &group
                     && (until == SavedCondition::Saved || is_complete(group))
                 {
                     return Ok(group.clone());
@@ -107,7 +107,8 @@ async fn wait_for(
                 if let Some((_, error)) = damaged.into_iter().find(|(id, _)| selector.selects_id(id)) {
                     return Err(error.context(format!("cannot tell whether {selector} is saved")).into());
                 }
-                group.map_or_else(|| format!("{selector}: nothing is saved yet"), format_state)
+                group
+                    .map_or_else(|| format!("{selector}: nothing is saved yet"), |group| format_state(&group))
             }
             // A mirror that is away for a while is no reason to give up what may take days.
             Err(e) if matches!(e.kind(), Kind::Unavailable | Kind::Timeout) => e.to_string(),
@@ -122,8 +123,8 @@ async fn wait_for(
 }
 
 /// The checkpoint that is meant, or else the newest of those that may come to be.
-fn newest<'a>(selector: &CheckpointSelector, groups: &'a [CheckpointGroup]) -> Option<&'a CheckpointGroup> {
-    selector.choose(groups).or_else(|| groups.iter().rfind(|group| selector.selects(group)))
+fn newest(selector: &CheckpointSelector, groups: &[CheckpointGroup]) -> Option<CheckpointGroup> {
+    selector.choose(groups).or_else(|| groups.iter().rfind(|group| selector.selects(group)).cloned())
 }
 
 fn is_complete(group: &CheckpointGroup) -> bool {

@@ -49,11 +49,13 @@ pub async fn run(args: MirrorVerifyArgs) -> Result<()> {
         faults.push(fault.to_string());
     };
     mirror.verify(refs, args.deep, &seen, &mut record).await?;
+    // Earlier states of the same sources follow.
+    let refs = seen.refs.load(Relaxed);
     if args.name.is_none() {
+        mirror.verify(mirror.last_complete_refs().await?, args.deep, &seen, &mut record).await?;
         mirror.verify_checkpoints(record).await?;
     }
-    let (refs, blobs, stored) =
-        (seen.refs.load(Relaxed), seen.blobs.load(Relaxed), seen.stored.load(Relaxed));
+    let (blobs, stored) = (seen.blobs.load(Relaxed), seen.stored.load(Relaxed));
     let report = MirrorVerifyReport { refs, blobs, stored, deep: args.deep, faults };
     let count = report.faults.len() as u64;
     let verified = if args.deep { "complete, every byte verified" } else { "complete, sizes verified" };
