@@ -207,6 +207,18 @@ impl Kubelet {
     }
 
     fn call_publish_as(&self, volume: &PodVolume, access_type: AccessType) -> Result<(), Status> {
+        let request = self.publish_request(volume, access_type);
+        self.runtime.block_on(async {
+            NodeClient::new(self.connect().await).node_publish_volume(request).await.map(drop)
+        })
+    }
+
+    /// The request to publish a volume, whose folder is prepared.
+    fn publish_request(
+        &self,
+        volume: &PodVolume,
+        access_type: AccessType,
+    ) -> Request<csi::NodePublishVolumeRequest> {
         let folder = self.folder(volume);
         fs::create_dir_all(&folder).expect("a directory");
         fs::write(folder.join("vol_data.json"), "{}").expect("written");
@@ -223,9 +235,22 @@ impl Kubelet {
             ..Default::default()
         });
         request.set_timeout(self.deadline);
-        self.runtime.block_on(async {
-            NodeClient::new(self.connect().await).node_publish_volume(request).await.map(drop)
-        })
+        request
+    }
+
+    /// Dies with a call to publish a volume under way, once `is_time`: the connection breaks, and no other call follows.
+    ///
+    /// # Panics
+    /// When the call has ended before.
+    pub fn die_in_mid_publish(self, volume: &PodVolume, is_time: impl FnMut() -> bool) {
+        let request = self.publish_request(volume, AccessType::Mount(MountVolume::default()));
+        let driver = self.driver.clone().expect("a driver is registered");
+        let call = self.runtime.spawn(async move {
+            NodeClient::new(connect(&driver).await).node_publish_volume(request).await.map(drop)
+        });
+        eventually("the time to die comes", is_time);
+        assert!(!call.is_finished(), "the call has ended");
+        self.runtime.shutdown_background();
     }
 
     /// Publishes a volume, again after each error that is not final, and returns the errors on the way.

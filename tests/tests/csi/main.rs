@@ -4,8 +4,11 @@
 
 mod driver;
 mod events;
+mod full_cache;
 mod given_up;
+mod inline;
 mod kit;
+mod kubelet_restarts;
 mod locality;
 mod publish;
 mod writable_volumes;
