@@ -91,6 +91,26 @@ fn chart_rendered_is_valid_in_every_promised_version() {
 }
 
 #[test]
+fn chart_with_pod_tokens_is_valid_and_keeps_them_in_secrets_where_kubernetes_can() {
+    let directory = TempDir::new().unwrap();
+    for version in VERSIONS {
+        let rendered = |value: &str| {
+            let mut helm = tool("helm/helm");
+            helm.args(["template", "bdnfs", "deploy/chart", "--kube-version", &format!("{version}.0")]);
+            run(helm.args(["--set", value]).current_dir(repository()))
+        };
+        let with = rendered("podTokens=true");
+        let path = directory.path().join("chart.yaml");
+        fs::write(&path, &with).unwrap();
+        run(tool("bin/kubernetes-validate").args(["--strict", "--quiet", "-k", version]).arg(&path));
+        assert!(with.contains("audience: sts.amazonaws.com") && with.contains("requiresRepublish: true"));
+        assert_eq!(with.contains("serviceAccountTokenInSecrets: true"), version == "1.35", "{version}");
+        let without = rendered("podTokens=false");
+        assert!(!without.contains("tokenRequests") && !without.contains("requiresRepublish"));
+    }
+}
+
+#[test]
 fn chart_with_an_unknown_or_wrong_value_is_refused_by_name() {
     for (value, name) in [
         ("agnet.hostNetwork=true", "agnet"),
@@ -105,6 +125,7 @@ fn chart_with_an_unknown_or_wrong_value_is_refused_by_name() {
         ("tenants.team=a/b", "tenants"),
         ("controller.replicas=0", "replicas"),
         ("locality.interval=often", "interval"),
+        ("podTokens=sts", "podTokens"),
     ] {
         let output = template(&[value]);
         let said = String::from_utf8_lossy(&output.stderr);

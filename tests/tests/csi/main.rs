@@ -10,5 +10,6 @@ mod inline;
 mod kit;
 mod kubelet_restarts;
 mod locality;
+mod pod_token;
 mod publish;
 mod writable_volumes;
