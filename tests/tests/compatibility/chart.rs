@@ -14,11 +14,11 @@ use tempfile::TempDir;
 /// The versions of Kubernetes that the manual promises.
 const VERSIONS: [&str; 7] = ["1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35"];
 
-fn repository() -> PathBuf {
+pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-fn tool(name: &str) -> Command {
+pub fn tool(name: &str) -> Command {
     let path = target().parent().unwrap().join("emulators/kubernetes").join(name);
     assert!(path.exists(), "{} is missing; see scripts/emulators", path.display());
     Command::new(path)
@@ -31,7 +31,7 @@ fn template(values: &[&str]) -> Output {
 }
 
 /// Validates a file, strictly, in every version.
-fn validate(path: &Path) {
+pub fn validate(path: &Path) {
     for version in VERSIONS {
         run(tool("bin/kubernetes-validate").args(["--strict", "--quiet", "-k", version]).arg(path));
     }
@@ -234,18 +234,4 @@ fn manifests_committed_are_those_of_the_chart_and_valid() {
     let committed = repository().join("deploy/kubernetes/bdnfs.yaml");
     assert!(fs::read(&rendered).unwrap() == fs::read(&committed).unwrap(), "run scripts/chart");
     validate(&committed);
-}
-
-#[test]
-fn manifests_of_the_manual_are_valid() {
-    let page = fs::read_to_string(repository().join("docs/kubernetes.md")).unwrap();
-    let blocks: Vec<_> =
-        page.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
-    assert!(blocks.len() >= 3);
-    let directory = TempDir::new().unwrap();
-    for (number, block) in blocks.iter().enumerate() {
-        let path = directory.path().join(format!("{number}.yaml"));
-        fs::write(&path, block).unwrap();
-        validate(&path);
-    }
 }

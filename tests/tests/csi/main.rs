@@ -10,6 +10,7 @@ mod inline;
 mod kit;
 mod kubelet_restarts;
 mod locality;
+mod manual;
 mod pod_token;
 mod publish;
 mod writable_volumes;
