@@ -290,6 +290,21 @@ impl Kubelet {
 
     /// The driver's statistics of a volume: bytes, files, and whether it is abnormal.
     pub fn stats(&self, volume: &PodVolume) -> Result<(i64, i64, bool), Status> {
+        let stats = self.volume_stats(volume)?;
+        let total = |unit: csi::volume_usage::Unit| {
+            stats.usage.iter().find(|usage| usage.unit() == unit).map_or(0, |usage| usage.total)
+        };
+        let abnormal = stats.volume_condition.as_ref().is_some_and(|condition| condition.abnormal);
+        Ok((total(csi::volume_usage::Unit::Bytes), total(csi::volume_usage::Unit::Inodes), abnormal))
+    }
+
+    /// The driver's condition of a volume: whether it is abnormal, and what is said of it.
+    pub fn condition(&self, volume: &PodVolume) -> Result<(bool, String), Status> {
+        let condition = self.volume_stats(volume)?.volume_condition.unwrap_or_default();
+        Ok((condition.abnormal, condition.message))
+    }
+
+    fn volume_stats(&self, volume: &PodVolume) -> Result<csi::NodeGetVolumeStatsResponse, Status> {
         let mut request = Request::new(csi::NodeGetVolumeStatsRequest {
             volume_id: volume.id.clone(),
             volume_path: self.target(volume).to_str().expect("text").to_owned(),
@@ -299,12 +314,7 @@ impl Kubelet {
         let stats = self
             .runtime
             .block_on(async { NodeClient::new(self.connect().await).node_get_volume_stats(request).await });
-        let stats = stats?.into_inner();
-        let total = |unit: csi::volume_usage::Unit| {
-            stats.usage.iter().find(|usage| usage.unit() == unit).map_or(0, |usage| usage.total)
-        };
-        let abnormal = stats.volume_condition.as_ref().is_some_and(|condition| condition.abnormal);
-        Ok((total(csi::volume_usage::Unit::Bytes), total(csi::volume_usage::Unit::Inodes), abnormal))
+        stats.map(tonic::Response::into_inner)
     }
 
     /// The capabilities of a driver's node.
