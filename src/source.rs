@@ -28,7 +28,7 @@ pub(crate) use bucket_service::{BucketService, not_object_storage};
 pub use cloud_access::{AwsAmbient, AwsProfile, AzureAccess, GcsAccess};
 pub use credentials::{
     AwsRole, AzureCredentials, CredentialLoader, Credentials, ExternalAccount, GoogleCredentials,
-    SubjectToken,
+    RoleIdentity, SubjectToken,
 };
 pub use diagnostic::{Diagnostic, Diagnostics, DocumentPath, Severity};
 pub(crate) use endpoint::{endpoint, loopback};

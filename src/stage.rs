@@ -7,9 +7,21 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::error::{Error, Result};
 
+/// The purpose of a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StagePurpose {
+    /// Makes everything local.
+    Fill,
+    /// Makes everything local, and verifies what was.
+    Verify,
+    /// Makes local again what was removed after a stage had made it local.
+    Refill,
+}
+
 /// A stage under way or done. Its snapshot keeps the leases as long as that lives.
 #[derive(Debug)]
 pub struct Stage {
+    pub(crate) purpose: StagePurpose,
     pub(crate) files: u64,
     pub(crate) bytes: u64,
     pub(crate) files_done: AtomicU64,
@@ -49,6 +61,11 @@ impl Stage {
             bytes_done: self.bytes_done.load(Relaxed).min(self.bytes),
             bytes_found: self.bytes_found.load(Relaxed),
         }
+    }
+
+    /// Whether it makes local again what was removed after an earlier stage.
+    pub fn is_refill(&self) -> bool {
+        self.purpose == StagePurpose::Refill
     }
 
     /// The outcome of the stage; `None` while it is under way.

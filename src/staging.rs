@@ -22,7 +22,7 @@ use crate::content::Content;
 use crate::error::{Error, Kind, Result};
 use crate::extent::MAX_EXTENT_BLOCKS;
 use crate::snapshot::Snapshot;
-use crate::stage::Stage;
+use crate::stage::{Stage, StagePurpose};
 use crate::task::{blocking, lost};
 use crate::tier::Urgency;
 
@@ -57,13 +57,17 @@ impl Snapshot {
     /// Begins to make everything local. Several calls share one stage; one that has failed is begun anew.
     pub fn stage(self: &Arc<Self>) -> Arc<Stage> {
         let mut stage = self.stage_slot().lock();
-        let usable = stage.take().filter(|last| !matches!(last.outcome(), Some(Err(_))));
-        stage.insert(usable.unwrap_or_else(|| Stage::start(self, false))).clone()
+        let purpose = match stage.as_ref() {
+            Some(last) if !matches!(last.outcome(), Some(Err(_))) => return last.clone(),
+            Some(failed) if failed.is_refill() => StagePurpose::Refill,
+            _ => StagePurpose::Fill,
+        };
+        stage.insert(Stage::start(self, purpose)).clone()
     }
 
     /// Starts a stage that also verifies the blocks that are already local.
     pub fn stage_verified(self: &Arc<Self>) -> Arc<Stage> {
-        let stage = Stage::start(self, true);
+        let stage = Stage::start(self, StagePurpose::Verify);
         // A stage that is under way goes on beside it, and both share their flights.
         *self.stage_slot().lock() = Some(stage.clone());
         stage
@@ -79,17 +83,17 @@ impl Snapshot {
     pub fn stage_again(self: &Arc<Self>) {
         let mut stage = self.stage_slot().lock();
         if stage.as_ref().is_some_and(|stage| !stage.plan_again()) {
-            *stage = Some(Stage::start(self, false));
+            *stage = Some(Stage::start(self, StagePurpose::Refill));
         }
     }
 }
 
 impl Stage {
-    /// Starts to stage `snapshot`. It goes on until it is done, or until the snapshot is dropped. With `verify` the blocks
-    /// that are here already are read and verified before that.
-    fn start(snapshot: &Arc<Snapshot>, verify: bool) -> Arc<Self> {
+    /// Starts to stage `snapshot`. It goes on until it is done, or until the snapshot is dropped.
+    fn start(snapshot: &Arc<Snapshot>, purpose: StagePurpose) -> Arc<Self> {
         let manifest = snapshot.manifest();
         let stage = Arc::new(Self {
+            purpose,
             files: manifest.files(),
             bytes: manifest.bytes(),
             files_done: AtomicU64::new(0),
@@ -105,7 +109,7 @@ impl Stage {
         let runtime = snapshot.resources().runtime.clone();
         snapshot.resources().runtime.spawn(async move {
             let work = running.clone();
-            let outcome = runtime.spawn(async move { work.run(weak, verify).await }).await;
+            let outcome = runtime.spawn(async move { work.run(weak).await }).await;
             // Callers that wait for it must see its end, even a panic.
             running.outcome.set(outcome.unwrap_or_else(|e| Err(lost(e)))).ok();
             running.changed.notify_waiters();
@@ -113,7 +117,7 @@ impl Stage {
         stage
     }
 
-    async fn run(self: &Arc<Self>, snapshot: Weak<Snapshot>, verify: bool) -> Result<()> {
+    async fn run(self: &Arc<Self>, snapshot: Weak<Snapshot>) -> Result<()> {
         let begin = snapshot.upgrade().ok_or_else(abandoned)?.resources().cache.now();
         let flights = Arc::new(Semaphore::new(INITIAL_FLIGHTS));
         loop {
@@ -131,7 +135,7 @@ impl Stage {
             // Blocks that come from now on are verified after the second in which this began.
             let (audited, since) = (snapshot.clone(), verification_time::seconds(begin) + 1);
             let audit = move || audit::audit(&audited, &(since..=i64::MAX), &|_| true);
-            if !verify || blocking(audit).await?.damaged.is_empty() {
+            if self.purpose != StagePurpose::Verify || blocking(audit).await?.damaged.is_empty() {
                 break;
             }
         }

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use tonic::{Request, Response, Status};
 
 use crate::TrustPolicy;
+use crate::pod_token::{PodTokens, ROLE_KEY};
 use crate::proto::csi;
 use crate::proto::csi::controller_server::Controller;
 use crate::proto::csi::controller_service_capability::{self, rpc};
@@ -82,10 +83,12 @@ impl Controller for ControllerService {
         let policy = TrustPolicy { trust_unmarked: true, ..TrustPolicy::default() };
         let volume_id = volume_id(&request.name, &request.parameters);
         let mut parameters = request.parameters.clone();
-        // What only a node has: the file, and the secret that the kubelet will bring.
+        // What only a node has: the file, and the secret and the token that the kubelet will bring.
         parameters.remove("caFile");
         let secret = parameters.get("secretKey").map(|key| (key.clone(), String::new()));
-        VolumeContext::new(parameters).request(&volume_id, secret.into_iter().collect(), &policy)?;
+        let token = parameters.contains_key(ROLE_KEY).then(PodTokens::sample);
+        let secrets = secret.into_iter().chain(token).collect();
+        VolumeContext::new(parameters, secrets).request(&volume_id, &policy)?;
         let capacity_bytes = request.capacity_range.map_or(0, |range| range.required_bytes);
         let known = *self.capacities.lock().get_or_insert(request.name.clone(), || capacity_bytes);
         if known != capacity_bytes {
@@ -176,6 +179,8 @@ mod tests {
             let made = controller.create_volume(creation(&parameters)).await.expect("valid");
             made.into_inner().volume.expect("a volume")
         };
+        let role = [("source", "s3://b"), ("roleArn", "arn:aws:iam::1:role/r")];
+        controller.create_volume(creation(&role)).await.expect("the token comes with a pod");
         let volume = made().await;
         assert_eq!((volume.volume_context.len(), &volume.volume_id), (4, &made().await.volume_id));
         let validate = async |volume_id: &str, volume_context: &HashMap<String, String>| {

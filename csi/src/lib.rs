@@ -26,6 +26,7 @@ mod events;
 mod identity;
 mod locality;
 mod node;
+mod pod_token;
 #[expect(missing_docs, reason = "generated from the protocols, which describe it")]
 #[allow(clippy::all, clippy::unwrap_used)]
 pub mod proto {

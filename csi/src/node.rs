@@ -125,10 +125,10 @@ impl NodeService {
         } = request;
         let (id, target) = (required("volume_id", volume_id)?, required("target_path", target_path)?);
         let mode = access_mode(volume_capability.as_ref())?;
-        let (key, has_secret) = (target_key(&id, &target), !secrets.is_empty());
-        let context = VolumeContext::new(volume_context);
-        let pod = context.pod();
-        let wish = match context.request(&id, secrets, &self.policy) {
+        let key = target_key(&id, &target);
+        let context = VolumeContext::new(volume_context, secrets);
+        let (pod, has_secret) = (context.pod(), context.has_credentials());
+        let wish = match context.request(&id, &self.policy) {
             Ok(wish) => wish,
             // A volume in use is never taken away by an error, though the rules have changed since.
             Err(refused) if self.is_published(&key, until).await? => {

@@ -1,4 +1,4 @@
-//! The options that the author of a volume has: its attributes, and the secret that comes with it.
+//! The options that the author of a volume has: its attributes, the secret that comes with it, and the pod's own token.
 //!
 //! The author of a pod may choose what is read; where from, as whom and in whose name is chosen by an administrator, in a
 //! PersistentVolume or a StorageClass.
@@ -13,14 +13,25 @@ use tonic::Status;
 
 use crate::TrustPolicy;
 use crate::events::PodReference;
+use crate::pod_token::{PodRole, PodTokens, ROLE_KEY};
 
 /// The prefix of the attributes that the kubelet adds, whose keys no author may use.
 const POD_INFO_PREFIX: &str = "csi.storage.k8s.io/";
 /// The prefix of those that provisioners add.
 const PROVISIONER_INFO_PREFIX: &str = "storage.kubernetes.io/";
 /// Attributes that only an administrator may set.
-const ADMIN_KEYS: [&str; 9] =
-    ["endpoint", "region", "caFile", "allowHttp", "mirror", "tenant", "uid", "gid", "badNames"];
+const ADMIN_KEYS: [&str; 10] = [
+    "endpoint",
+    "region",
+    "caFile",
+    "allowHttp",
+    "mirror",
+    "tenant",
+    "uid",
+    "gid",
+    "badNames",
+    "stsEndpoint",
+];
 /// How many digits a kubelet's id of an inline volume has behind `csi-`.
 const INLINE_ID_DIGITS: usize = 64;
 
@@ -33,15 +44,19 @@ pub enum VolumeOptions {
     Written(ContainerVolumeRequest),
 }
 
-/// The attributes of a volume and what the kubelet says of its pod, not read yet.
+/// The attributes and the secrets of a volume and what the kubelet says of its pod, not read yet.
 pub struct VolumeContext {
     own: Attributes,
     pod: BTreeMap<String, String>,
+    secrets: BTreeMap<String, Secret>,
+    tokens: Option<PodTokens>,
 }
 
 impl VolumeContext {
-    /// Separates the author's attributes from the kubelet's.
-    pub fn new(context: HashMap<String, String>) -> Self {
+    /// Separates the author's attributes and secrets from the kubelet's.
+    pub fn new(mut context: HashMap<String, String>, mut secrets: HashMap<String, String>) -> Self {
+        let tokens = PodTokens::take(&mut context, &mut secrets);
+        let secrets = secrets.into_iter().map(|(key, value)| (key, Secret::new(value))).collect();
         let (mut own, mut pod) = (BTreeMap::new(), BTreeMap::new());
         for (key, value) in context {
             match key.strip_prefix(POD_INFO_PREFIX) {
@@ -50,19 +65,19 @@ impl VolumeContext {
                 None => drop(own.insert(key, value)),
             }
         }
-        Self { own: own.into_iter().collect(), pod }
+        Self { own: own.into_iter().collect(), pod, secrets, tokens }
+    }
+
+    /// Whether it has credentials: a secret, or a role for the pod's token.
+    pub fn has_credentials(&self) -> bool {
+        !self.secrets.is_empty() || self.own.has(ROLE_KEY)
     }
 
     /// The request that the attributes make, for the volume `id`.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT`, and `PERMISSION_DENIED` for what only an administrator may set; both name the attribute.
-    pub fn request(
-        mut self,
-        id: &str,
-        secrets: HashMap<String, String>,
-        policy: &TrustPolicy,
-    ) -> Result<VolumeOptions, Status> {
+    pub fn request(mut self, id: &str, policy: &TrustPolicy) -> Result<VolumeOptions, Status> {
         let trusted = self.is_trusted(id, policy);
         if let Some(key) = ADMIN_KEYS.into_iter().find(|key| !trusted && self.own.has(key)) {
             let text = format!(
@@ -75,7 +90,7 @@ impl VolumeContext {
         let tenant = namespace.map(|name| policy.tenants.get(name).unwrap_or(name)).cloned();
         let consumer = self.pod().map(|pod| format!("pod {}/{}", pod.namespace, pod.name));
         if let Some(request) = self.own.volume(tenant.as_deref()).map_err(invalid)? {
-            if !secrets.is_empty() {
+            if !self.secrets.is_empty() {
                 let text = format!("{}: takes no secret; leave out nodePublishSecretRef", request.kind);
                 return Err(Status::invalid_argument(format!("volume attribute {text}")));
             }
@@ -83,9 +98,19 @@ impl VolumeContext {
             let id = id.filter(|_| request.kind == ContainerVolumeKind::Checkpoints);
             return Ok(VolumeOptions::Written(ContainerVolumeRequest { id, consumer, trusted, ..request }));
         }
-        let auth = self.secret_key(&secrets).map_err(invalid)?;
-        let secrets = secrets.into_iter().map(|(key, value)| (key, Secret::new(value))).collect();
-        let request = self.own.request(auth, secrets, tenant).map_err(invalid)?;
+        let role =
+            PodRole::take(&mut self.own, self.tokens.take(), !self.secrets.is_empty()).map_err(invalid)?;
+        let request = match role {
+            Some(role) => {
+                let (auth, secrets) = (Some(role.auth()), role.secrets());
+                let request = self.own.request(auth, secrets, tenant).map_err(invalid)?;
+                role.add_to(request).map_err(invalid)?
+            }
+            None => {
+                let auth = self.secret_key().map_err(invalid)?;
+                self.own.request(auth, self.secrets, tenant).map_err(invalid)?
+            }
+        };
         Ok(VolumeOptions::Source(Box::new(PublicationRequest { consumer, trusted, ..request })))
     }
 
@@ -101,14 +126,11 @@ impl VolumeContext {
     }
 
     /// The authorization by a secret of the request: the named one, or the only one.
-    fn secret_key(
-        &mut self,
-        secrets: &HashMap<String, String>,
-    ) -> Result<Option<AuthMethod>, InvalidAttribute> {
+    fn secret_key(&mut self) -> Result<Option<AuthMethod>, InvalidAttribute> {
+        let secrets = &self.secrets;
         let named = self.own.take("secretKey");
         let unknown = |why: String| Err(InvalidAttribute::new("secretKey", why));
-        let mut keys: Vec<_> = secrets.keys().map(String::as_str).collect();
-        keys.sort_unstable();
+        let keys: Vec<_> = secrets.keys().map(String::as_str).collect();
         match named {
             Some(key) if secrets.contains_key(&key) => Ok(Some(AuthMethod::Secret { auth_secret_name: key })),
             Some(key) if keys.is_empty() => {
@@ -150,7 +172,7 @@ mod tests {
     }
 
     fn wish(pairs: &[(&str, &str)], secrets: &[(&str, &str)]) -> Result<VolumeOptions, Status> {
-        VolumeContext::new(map(pairs)).request("volume", map(secrets), &TrustPolicy::default())
+        VolumeContext::new(map(pairs), map(secrets)).request("volume", &TrustPolicy::default())
     }
 
     fn source(wish: VolumeOptions) -> PublicationRequest {
@@ -211,8 +233,8 @@ mod tests {
         assert!(made.access.s3.is_some_and(|s3| s3.anonymous));
         let policy =
             TrustPolicy { tenants: [("team".into(), "seven".into())].into(), ..TrustPolicy::default() };
-        let made = VolumeContext::new(map(&[pod[0], SOURCE]))
-            .request("v", map(&[]), &policy)
+        let made = VolumeContext::new(map(&[pod[0], SOURCE]), map(&[]))
+            .request("v", &policy)
             .map(source)
             .expect("valid");
         assert_eq!(made.tenant.as_deref(), Some("seven"));
@@ -248,10 +270,10 @@ mod tests {
         let id = format!("csi-{}", "0a".repeat(32));
         let policy = TrustPolicy { trust_unmarked: true, ..TrustPolicy::default() };
         let made = |id: &str| {
-            VolumeContext::new(map(&[PERSISTENT, SOURCE])).request(id, map(&[]), &policy).map(source)
+            VolumeContext::new(map(&[PERSISTENT, SOURCE]), map(&[])).request(id, &policy).map(source)
         };
         assert!(!made(&id).expect("valid").trusted && made("csi-llama").expect("valid").trusted);
-        let unmarked = VolumeContext::new(map(&[SOURCE])).request("v", map(&[]), &policy);
+        let unmarked = VolumeContext::new(map(&[SOURCE]), map(&[])).request("v", &policy);
         assert!(source(unmarked.expect("valid")).trusted);
     }
 

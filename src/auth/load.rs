@@ -15,7 +15,8 @@ use toml::de::{DeTable, DeValue};
 
 use crate::error::{Error, Kind, Result};
 use crate::source::{
-    Access, AuthMethod, AwsRole, CredentialLoader, Credentials, GoogleCredentials, Secret, SecretStore, Uri,
+    Access, AuthMethod, AwsRole, CredentialLoader, Credentials, GoogleCredentials, RoleIdentity, Secret,
+    SecretStore, Uri,
 };
 
 /// The largest file of secrets that is read, in bytes: a key has a few thousand; what is larger is something else.
@@ -50,10 +51,14 @@ impl CredentialLoader for AccessLoader {
                 parse(&find_secret(&self.access.secrets, &auth_secret_name)?)?
             }
             AuthMethod::AwsOidc { aws_oidc_role_arn: arn, aws_oidc_region: region } => {
-                Credentials::AwsRole(AwsRole { arn, region, web_identity: true })
+                let identity = match &self.access.identity_token {
+                    Some(name) => RoleIdentity::GivenToken(find_secret(&self.access.secrets, name)?),
+                    None => RoleIdentity::MachineToken,
+                };
+                Credentials::AwsRole(AwsRole { arn, region, identity })
             }
             AuthMethod::AwsAssumeRole { aws_assume_role_arn: arn, aws_assume_role_region: region } => {
-                Credentials::AwsRole(AwsRole { arn, region, web_identity: false })
+                Credentials::AwsRole(AwsRole { arn, region, identity: RoleIdentity::AccessKey })
             }
             AuthMethod::GcpOidc { gcp_oidc_service_account, gcp_oidc_workload_id_provider } => {
                 Credentials::Gcp(GoogleCredentials::Workload {

@@ -50,7 +50,9 @@ pub struct Access {
     pub credentials: Option<PathBuf>,
     /// The authorization of requests; without it and such a file, by the keys above and by what this machine has.
     pub auth: Option<AuthMethod>,
-    /// The stores in which the secret that `auth` names is looked up, in this order, each time anew.
+    /// The name of the secret that is the web identity token for [`AuthMethod::AwsOidc`]; without it, the one of this machine.
+    pub identity_token: Option<String>,
+    /// The stores in which the secrets that `auth` and `identity_token` name are looked up, in this order, each time anew.
     pub secrets: Vec<SecretStore>,
     /// Whether only what is given here is used, and never what this machine has: no metadata service, no file, no role. It is for
     /// sources named by users that may not use the machine's identity.
@@ -135,13 +137,22 @@ impl Access {
         endpoint?.as_deref()
     }
 
-    /// The name of the secret that it names, and the secrets that came with it, where they have that one.
+    /// The name of the secret that authorizes requests, and the secrets that came with it, where they have that one.
     pub fn given_secret(&self) -> Option<(&str, &SharedSecrets)> {
-        let name = self.auth.as_ref()?.secret()?;
+        let name = self.secret_name()?;
         self.secrets.iter().find_map(|store| match store {
             SecretStore::Environment { secrets, .. } if secrets.get(name).is_some() => Some((name, secrets)),
             _ => None,
         })
+    }
+
+    /// The name of the secret that authorizes requests: the credentials, or the token that a role is assumed with.
+    fn secret_name(&self) -> Option<&str> {
+        match self.auth.as_ref()? {
+            AuthMethod::Secret { auth_secret_name } => Some(auth_secret_name),
+            AuthMethod::AwsOidc { .. } => self.identity_token.as_deref(),
+            AuthMethod::GcpOidc { .. } | AuthMethod::AwsAssumeRole { .. } => None,
+        }
     }
 
     /// A copy without secrets, which may be written to a disk, and whether there were any. The names of secrets and of
@@ -166,6 +177,7 @@ impl Access {
             unpinned,
             credentials,
             auth,
+            identity_token,
             secrets,
             explicit_only,
         } = self.clone();
@@ -199,6 +211,7 @@ impl Access {
             unpinned,
             credentials,
             auth,
+            identity_token,
             secrets: secrets.into_iter().filter(is_place).collect(),
             explicit_only,
         };

@@ -49,8 +49,19 @@ pub struct AwsRole {
     pub arn: String,
     /// The region whose STS is asked.
     pub region: String,
-    /// Whether the role is assumed with the machine's web identity token, and not with its AWS credentials.
-    pub web_identity: bool,
+    /// The identity that assumes it.
+    pub identity: RoleIdentity,
+}
+
+/// The identity that assumes a role of AWS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RoleIdentity {
+    /// The machine's web identity token.
+    MachineToken,
+    /// This web identity token.
+    GivenToken(Secret),
+    /// The AWS credentials of the machine.
+    AccessKey,
 }
 
 /// Loads the credentials of a source.

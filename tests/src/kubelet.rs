@@ -207,6 +207,18 @@ impl Kubelet {
     }
 
     fn call_publish_as(&self, volume: &PodVolume, access_type: AccessType) -> Result<(), Status> {
+        let request = self.publish_request(volume, access_type);
+        self.runtime.block_on(async {
+            NodeClient::new(self.connect().await).node_publish_volume(request).await.map(drop)
+        })
+    }
+
+    /// The request to publish a volume, whose folder is prepared.
+    fn publish_request(
+        &self,
+        volume: &PodVolume,
+        access_type: AccessType,
+    ) -> Request<csi::NodePublishVolumeRequest> {
         let folder = self.folder(volume);
         fs::create_dir_all(&folder).expect("a directory");
         fs::write(folder.join("vol_data.json"), "{}").expect("written");
@@ -223,9 +235,22 @@ impl Kubelet {
             ..Default::default()
         });
         request.set_timeout(self.deadline);
-        self.runtime.block_on(async {
-            NodeClient::new(self.connect().await).node_publish_volume(request).await.map(drop)
-        })
+        request
+    }
+
+    /// Dies with a call to publish a volume under way, once `is_time`: the connection breaks, and no other call follows.
+    ///
+    /// # Panics
+    /// When the call has ended before.
+    pub fn die_in_mid_publish(self, volume: &PodVolume, is_time: impl FnMut() -> bool) {
+        let request = self.publish_request(volume, AccessType::Mount(MountVolume::default()));
+        let driver = self.driver.clone().expect("a driver is registered");
+        let call = self.runtime.spawn(async move {
+            NodeClient::new(connect(&driver).await).node_publish_volume(request).await.map(drop)
+        });
+        eventually("the time to die comes", is_time);
+        assert!(!call.is_finished(), "the call has ended");
+        self.runtime.shutdown_background();
     }
 
     /// Publishes a volume, again after each error that is not final, and returns the errors on the way.
@@ -265,6 +290,21 @@ impl Kubelet {
 
     /// The driver's statistics of a volume: bytes, files, and whether it is abnormal.
     pub fn stats(&self, volume: &PodVolume) -> Result<(i64, i64, bool), Status> {
+        let stats = self.volume_stats(volume)?;
+        let total = |unit: csi::volume_usage::Unit| {
+            stats.usage.iter().find(|usage| usage.unit() == unit).map_or(0, |usage| usage.total)
+        };
+        let abnormal = stats.volume_condition.as_ref().is_some_and(|condition| condition.abnormal);
+        Ok((total(csi::volume_usage::Unit::Bytes), total(csi::volume_usage::Unit::Inodes), abnormal))
+    }
+
+    /// The driver's condition of a volume: whether it is abnormal, and what is said of it.
+    pub fn condition(&self, volume: &PodVolume) -> Result<(bool, String), Status> {
+        let condition = self.volume_stats(volume)?.volume_condition.unwrap_or_default();
+        Ok((condition.abnormal, condition.message))
+    }
+
+    fn volume_stats(&self, volume: &PodVolume) -> Result<csi::NodeGetVolumeStatsResponse, Status> {
         let mut request = Request::new(csi::NodeGetVolumeStatsRequest {
             volume_id: volume.id.clone(),
             volume_path: self.target(volume).to_str().expect("text").to_owned(),
@@ -274,12 +314,7 @@ impl Kubelet {
         let stats = self
             .runtime
             .block_on(async { NodeClient::new(self.connect().await).node_get_volume_stats(request).await });
-        let stats = stats?.into_inner();
-        let total = |unit: csi::volume_usage::Unit| {
-            stats.usage.iter().find(|usage| usage.unit() == unit).map_or(0, |usage| usage.total)
-        };
-        let abnormal = stats.volume_condition.as_ref().is_some_and(|condition| condition.abnormal);
-        Ok((total(csi::volume_usage::Unit::Bytes), total(csi::volume_usage::Unit::Inodes), abnormal))
+        stats.map(tonic::Response::into_inner)
     }
 
     /// The capabilities of a driver's node.

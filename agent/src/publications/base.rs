@@ -21,6 +21,10 @@ use crate::api::{ApiResult, Failure, MountRequest, StageState};
 use crate::context::Context;
 use crate::deploy::{AdmissionQueue, stage_all};
 use crate::mounts::{ManagedMount, MountManager, ResolvedSnapshot};
+use crate::text;
+
+/// The fault of a publication whose base is not mounted any more.
+pub const ENDED_MOUNT_FAULT: &str = "its mount has ended: restart the containers that have it";
 
 /// The key of a base: the snapshot that it shows, and the owner of its files.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -79,12 +83,32 @@ impl Base {
         self.staged.initialized()
     }
 
-    /// Whether its mount has ended, or lost staged blocks.
-    pub fn is_abnormal(&self) -> bool {
-        let failed = |mount: &Arc<ManagedMount>| {
-            mount.is_detached() || matches!(mount.stage_state(), Some(StageState::Failed(_)))
+    /// What is wrong with it, in one line: its mount has ended, or it has lost staged blocks. Needs no disk.
+    pub fn fault(&self) -> Option<String> {
+        let Some(mount) = self.mount().filter(|mount| !mount.is_detached()) else {
+            return Some(ENDED_MOUNT_FAULT.to_owned());
         };
-        self.mount().is_none_or(failed)
+        let stage = mount.snapshot().staged()?;
+        match stage.outcome() {
+            Some(Err(error)) => Some(format!("data is missing in the cache and cannot be fetched: {error}")),
+            None if stage.is_refill() => {
+                let progress = stage.progress();
+                let (local, all) = (text::size(progress.bytes_done), text::size(progress.bytes));
+                Some(format!(
+                    "damaged data was removed from the cache and is fetched again: {local} of {all} are local"
+                ))
+            }
+            None | Some(Ok(())) => None,
+        }
+    }
+
+    /// Fetches again what it has lost, where that failed before.
+    pub fn retry_refill(&self) {
+        if let Some(mount) = self.mount().filter(|mount| self.is_staged() && !mount.is_detached())
+            && matches!(mount.stage_state(), Some(StageState::Failed(_)))
+        {
+            mount.stage(false);
+        }
     }
 
     /// The staging progress of the base.

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::base::Base;
+use super::base::{Base, ENDED_MOUNT_FAULT};
 use super::bind::BindTarget;
 use super::record::{PendingRecord, PublicationRecord, identity, without_rules};
 use crate::api::publication::{PublicationRequest, PublicationState, PublicationStatus};
@@ -318,6 +318,8 @@ impl Publication {
             }
             _ => state.message,
         };
+        let ended = || Some(ENDED_MOUNT_FAULT.to_owned());
+        let fault = if is_published { base.as_ref().map_or_else(ended, |base| base.fault()) } else { None };
         let path = || match &self.target {
             Some(target) => Some(target.path()),
             None => base.as_ref().map(|base| base.path().to_owned()),
@@ -332,9 +334,9 @@ impl Publication {
             target: self.request.target.clone(),
             snapshot: base.as_ref().map(|base| base.snapshot().to_string()),
             progress,
-            message,
+            abnormal: fault.is_some(),
+            message: fault.unwrap_or(message),
             failure,
-            abnormal: is_published && base.is_none_or(|base| base.is_abnormal()),
         }
     }
 }

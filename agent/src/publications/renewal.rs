@@ -28,6 +28,9 @@ impl Publications {
             Err(refused) => tracing::warn!("publication {} stays published: {refused}", publication.key),
         }
         self.rebind(publication).await?;
+        if let Some(base) = publication.base() {
+            base.retry_refill();
+        }
         Ok(publication.status())
     }
 

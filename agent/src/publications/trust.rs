@@ -72,6 +72,7 @@ fn admin_key(access: &Access) -> Option<&'static str> {
         escape,
         credentials,
         auth,
+        identity_token,
         secrets,
         redirect_hosts,
         executable: _,
@@ -88,7 +89,13 @@ fn admin_key(access: &Access) -> Option<&'static str> {
         || hub.as_ref().is_some_and(|hub| hub.endpoint.is_some())
         || endpoints.iter().any(Option::is_some);
     let files = [credentials, &application_credentials, &token_file, &federated_token_file];
-    let node_identity = !matches!(auth, None | Some(AuthMethod::Secret { .. })) || aws.is_some();
+    // A token that came with the request is its author's.
+    let own_identity = match auth {
+        None | Some(AuthMethod::Secret { .. }) => true,
+        Some(AuthMethod::AwsOidc { .. }) => identity_token.is_some(),
+        Some(AuthMethod::GcpOidc { .. } | AuthMethod::AwsAssumeRole { .. }) => false,
+    };
+    let node_identity = !own_identity || aws.is_some();
     let [has_region, has_file, has_store] = [
         buckets().any(|S3Access { region, .. }| region.is_some()),
         files.into_iter().any(Option::is_some),
@@ -139,7 +146,7 @@ pub fn access(request: &PublicationRequest) -> Result<Access> {
 
 #[cfg(test)]
 mod tests {
-    use bdnfs::source::HubAccess;
+    use bdnfs::source::{HubAccess, Secret};
 
     use super::*;
 
@@ -169,6 +176,11 @@ mod tests {
                 "auth",
                 r#"{"auth": {"auth_method": "AWS_OIDC", "aws_oidc_role_arn": "a", "aws_oidc_region": "r"}}"#,
             ),
+            (
+                "auth",
+                r#"{"auth": {"auth_method": "AWS_OIDC", "aws_oidc_role_arn": "a", "aws_oidc_region": "r"},
+                    "identity_token": "token", "aws": {"sts": "https://elsewhere"}}"#,
+            ),
             ("secrets", r#"{"secrets": [{"directory": "/run/secrets"}]}"#),
             ("badNames", r#"{"escape": true}"#),
             ("requesterPays", r#"{"requester_pays": true}"#),
@@ -189,6 +201,21 @@ mod tests {
             let error = check_of(&request(&format!(r#"{{"source": "s3://bucket", {fields}}}"#)));
             assert!(error.expect_err(key).to_string().starts_with(&format!("{key}: ")));
         }
+    }
+
+    #[test]
+    fn untrusted_request_may_assume_a_role_with_its_own_token_only() {
+        let role = r#"{"auth_method": "AWS_OIDC", "aws_oidc_role_arn": "a", "aws_oidc_region": "r"}"#;
+        let one = request(&format!(
+            r#"{{"source": "s3://bucket", "secrets": {{"token": "hush"}},
+                "access": {{"auth": {role}, "identity_token": "token"}}}}"#
+        ));
+        check_of(&one).expect("its own");
+        let given = access(&one).expect("access");
+        assert!(given.explicit_only && given.auth == one.access.auth);
+        let (name, secrets) = given.given_secret().expect("the token");
+        assert_eq!((name, secrets.get("token")), ("token", Some(Secret::new("hush"))));
+        assert!(!format!("{given:?}").contains("hush"));
     }
 
     #[test]

@@ -68,7 +68,7 @@ fn loader_of_a_role_or_a_machine_needs_no_secret() {
         assert_eq!(loader(&uri, &access).name(), None);
     }
     access.auth = Some(AuthMethod::AwsOidc { aws_oidc_role_arn: "arn".into(), aws_oidc_region: "r".into() });
-    let role = AwsRole { arn: "arn".into(), region: "r".into(), web_identity: true };
+    let role = AwsRole { arn: "arn".into(), region: "r".into(), identity: RoleIdentity::MachineToken };
     assert_eq!(loader(&uri("s3://b"), &access).load().expect("role"), Credentials::AwsRole(role));
     let sent = serde_json::to_string(&access).expect("JSON");
     assert_eq!(serde_json::from_str::<Access>(&sent).expect("JSON"), access);

@@ -46,6 +46,8 @@ pub(in crate::auth) struct AssumeRole {
 pub(in crate::auth) enum AssumeRoleWith {
     /// The web identity token in a file.
     WebIdentity(PathBuf),
+    /// This web identity token.
+    GivenToken(Secret),
     /// An AWS key.
     AccessKey(Arc<dyn KeyProvider>),
 }
@@ -76,12 +78,15 @@ impl KeyProvider for AssumeRole {
                 let file = path.clone();
                 let token = blocking(move || load::secret_file(&file)).await?;
                 let token = Secret::new(token.expose().trim());
-                let form = self.form("AssumeRoleWithWebIdentity", Some(&token));
-                self.assume(self.request(form)?).await.map_err(|e| {
+                self.assume_with_token(&token).await.map_err(|e| {
                     let (path, expiry) = (path.display(), jwt_expiry_remark(&token));
                     failed(e).advise(format!("check the web identity token in {path}{expiry}"))
                 })
             }
+            AssumeRoleWith::GivenToken(token) => self.assume_with_token(token).await.map_err(|e| {
+                let expiry = jwt_expiry_remark(token);
+                failed(e).advise(format!("check the role's trust in the token's service account{expiry}"))
+            }),
             AssumeRoleWith::AccessKey(provider) => {
                 let AuthKey::Aws(key) = provider.key().await?.key else { return Err(wrong_service()) };
                 let mut request = self.request(self.form("AssumeRole", None))?;
@@ -117,6 +122,10 @@ impl AssumeRole {
         let form = HeaderValue::from_static("application/x-www-form-urlencoded; charset=utf-8");
         request.headers_mut().insert(CONTENT_TYPE, form);
         Ok(request)
+    }
+
+    async fn assume_with_token(&self, token: &Secret) -> Result<ResolvedKey> {
+        self.assume(self.request(self.form("AssumeRoleWithWebIdentity", Some(token)))?).await
     }
 
     async fn assume(&self, request: HttpRequest) -> Result<ResolvedKey> {

@@ -12,7 +12,7 @@ use crate::auth::refresh::{FixedKey, KeyOrigin, KeyProvider, StoreProvider};
 use crate::auth::store_adapter::{TokenHttp, token_retry};
 use crate::error::{Error, Kind, Result};
 use crate::http_client::HttpClient;
-use crate::source::{Access, AwsAmbient, AwsRole, S3Access, Uri};
+use crate::source::{Access, AwsAmbient, AwsRole, RoleIdentity, S3Access, Uri};
 use crate::task::blocking;
 
 /// The region where none is given.
@@ -30,23 +30,28 @@ pub(super) fn access_key(given: &S3Access) -> Result<Arc<dyn KeyProvider>> {
     Ok(FixedKey::provider(AuthKey::aws(credential)?, given.expires.map(Into::into)))
 }
 
-/// The provider for a role that a configuration names: assumed with the machine's web identity token, or with its AWS key.
+/// The provider for a role that is named: assumed with the web identity token that was given, or of the machine, or with
+/// the machine's AWS key.
 pub(super) async fn named_role(
     role: &AwsRole,
     access: &Access,
     client: &HttpClient,
 ) -> Result<Arc<dyn KeyProvider>> {
     let ambient = access.aws.clone().unwrap_or_default();
-    let with = if role.web_identity {
-        let file = ambient.token_file.clone().ok_or_else(|| {
-            let text = "AWS_OIDC needs this machine's web identity token, and no file of one is named \
-                        (AWS_WEB_IDENTITY_TOKEN_FILE)";
-            Error::new(Kind::Refused, text)
-        })?;
-        AssumeRoleWith::WebIdentity(file)
-    } else {
-        let s3 = access.s3.clone().unwrap_or_default();
-        AssumeRoleWith::AccessKey(default_chain(&s3, &ambient, access, client).await?)
+    let with = match &role.identity {
+        RoleIdentity::GivenToken(token) => AssumeRoleWith::GivenToken(token.clone()),
+        RoleIdentity::MachineToken => {
+            let file = ambient.token_file.clone().ok_or_else(|| {
+                let text = "AWS_OIDC needs this machine's web identity token, and no file of one is named \
+                            (AWS_WEB_IDENTITY_TOKEN_FILE)";
+                Error::new(Kind::Refused, text)
+            })?;
+            AssumeRoleWith::WebIdentity(file)
+        }
+        RoleIdentity::AccessKey => {
+            let s3 = access.s3.clone().unwrap_or_default();
+            AssumeRoleWith::AccessKey(default_chain(&s3, &ambient, access, client).await?)
+        }
     };
     let endpoint = sts_endpoint(&role.region, &ambient, access.allow_http)?;
     Ok(Arc::new(AssumeRole {

@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use crate::error::{Error, Kind, Result};
-use crate::source::{Access, Credentials, GoogleCredentials, Secret, Uri};
+use crate::source::{Access, AwsRole, Credentials, GoogleCredentials, RoleIdentity, Secret, Uri};
 
 /// Google's token service, as keys of service accounts name it.
 const GOOGLE_TOKEN_URIS: [&str; 2] =
@@ -26,6 +26,12 @@ pub(super) fn check(loaded: &Credentials, uri: &Uri, access: &Access) -> Result<
             refused("region: the one in the secret is no region")
         }
         Credentials::Aws(_) => Ok(()),
+        // The token is the author's own, and goes to AWS: another token service is an administrator's.
+        Credentials::AwsRole(AwsRole { identity: RoleIdentity::GivenToken(_), .. })
+            if access.aws.is_none() =>
+        {
+            Ok(())
+        }
         Credentials::Gcp(GoogleCredentials::User { .. }) => Ok(()),
         Credentials::Gcp(GoogleCredentials::Key(key)) if has_google_token_uri(key) => Ok(()),
         Credentials::Gcp(GoogleCredentials::Key(_)) => {
@@ -76,7 +82,7 @@ fn has_google_token_uri(key: &Secret) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::{AwsRole, S3Access};
+    use crate::source::{AwsAmbient, S3Access};
 
     fn check_of(source: &str, loaded: &Credentials, access: &Access) -> Result<()> {
         check(loaded, &source.parse().expect("a URI"), access)
@@ -100,13 +106,14 @@ mod tests {
 
     #[test]
     fn explicit_access_with_a_secret_that_leads_elsewhere_is_refused() {
-        let role = AwsRole { arn: "a".into(), region: "r".into(), web_identity: true };
+        let role = |identity| Credentials::AwsRole(AwsRole { arn: "a".into(), region: "r".into(), identity });
         let file = r#"{"type": "external_account", "audience": "a", "subject_token_type": "t",
             "token_url": "https://sts.googleapis.com/v1/token", "credential_source": {"file": "/etc/shadow"}}"#;
         let key = r#"{"type": "service_account", "client_email": "a@b", "private_key": "-----BEGIN x",
             "token_uri": "http://169.254.169.254/"}"#;
         for loaded in [
-            Credentials::AwsRole(role),
+            role(RoleIdentity::MachineToken),
+            role(RoleIdentity::AccessKey),
             parsed("gs", file),
             parsed("gs", key),
             parsed(
@@ -123,5 +130,10 @@ mod tests {
             r#"{"aws_access_key_id": "a", "aws_secret_access_key": "b", "aws_region": "eu-west-1"}"#,
         );
         check_of("s3://bucket", &key, &Access::default()).expect("a key");
+        let token = role(RoleIdentity::GivenToken(Secret::new("t")));
+        check_of("s3://bucket", &token, &Access::default()).expect("a token of its own");
+        let sts = AwsAmbient { sts: Some("http://169.254.169.254".into()), ..AwsAmbient::default() };
+        check_of("s3://bucket", &token, &Access { aws: Some(sts), ..Access::default() })
+            .expect_err("elsewhere");
     }
 }

@@ -14,11 +14,11 @@ use tempfile::TempDir;
 /// The versions of Kubernetes that the manual promises.
 const VERSIONS: [&str; 7] = ["1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35"];
 
-fn repository() -> PathBuf {
+pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-fn tool(name: &str) -> Command {
+pub fn tool(name: &str) -> Command {
     let path = target().parent().unwrap().join("emulators/kubernetes").join(name);
     assert!(path.exists(), "{} is missing; see scripts/emulators", path.display());
     Command::new(path)
@@ -31,7 +31,7 @@ fn template(values: &[&str]) -> Output {
 }
 
 /// Validates a file, strictly, in every version.
-fn validate(path: &Path) {
+pub fn validate(path: &Path) {
     for version in VERSIONS {
         run(tool("bin/kubernetes-validate").args(["--strict", "--quiet", "-k", version]).arg(path));
     }
@@ -91,6 +91,26 @@ fn chart_rendered_is_valid_in_every_promised_version() {
 }
 
 #[test]
+fn chart_with_pod_tokens_is_valid_and_keeps_them_in_secrets_where_kubernetes_can() {
+    let directory = TempDir::new().unwrap();
+    for version in VERSIONS {
+        let rendered = |value: &str| {
+            let mut helm = tool("helm/helm");
+            helm.args(["template", "bdnfs", "deploy/chart", "--kube-version", &format!("{version}.0")]);
+            run(helm.args(["--set", value]).current_dir(repository()))
+        };
+        let with = rendered("podTokens=true");
+        let path = directory.path().join("chart.yaml");
+        fs::write(&path, &with).unwrap();
+        run(tool("bin/kubernetes-validate").args(["--strict", "--quiet", "-k", version]).arg(&path));
+        assert!(with.contains("audience: sts.amazonaws.com") && with.contains("requiresRepublish: true"));
+        assert_eq!(with.contains("serviceAccountTokenInSecrets: true"), version == "1.35", "{version}");
+        let without = rendered("podTokens=false");
+        assert!(!without.contains("tokenRequests") && !without.contains("requiresRepublish"));
+    }
+}
+
+#[test]
 fn chart_with_an_unknown_or_wrong_value_is_refused_by_name() {
     for (value, name) in [
         ("agnet.hostNetwork=true", "agnet"),
@@ -105,6 +125,7 @@ fn chart_with_an_unknown_or_wrong_value_is_refused_by_name() {
         ("tenants.team=a/b", "tenants"),
         ("controller.replicas=0", "replicas"),
         ("locality.interval=often", "interval"),
+        ("podTokens=sts", "podTokens"),
     ] {
         let output = template(&[value]);
         let said = String::from_utf8_lossy(&output.stderr);
@@ -213,18 +234,4 @@ fn manifests_committed_are_those_of_the_chart_and_valid() {
     let committed = repository().join("deploy/kubernetes/bdnfs.yaml");
     assert!(fs::read(&rendered).unwrap() == fs::read(&committed).unwrap(), "run scripts/chart");
     validate(&committed);
-}
-
-#[test]
-fn manifests_of_the_manual_are_valid() {
-    let page = fs::read_to_string(repository().join("docs/kubernetes.md")).unwrap();
-    let blocks: Vec<_> =
-        page.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
-    assert!(blocks.len() >= 3);
-    let directory = TempDir::new().unwrap();
-    for (number, block) in blocks.iter().enumerate() {
-        let path = directory.path().join(format!("{number}.yaml"));
-        fs::write(&path, block).unwrap();
-        validate(&path);
-    }
 }

@@ -13,6 +13,8 @@ mod emulators;
 #[cfg(feature = "emulators")]
 mod huggingface_hub;
 #[cfg(feature = "emulators")]
+mod kubernetes_page;
+#[cfg(feature = "emulators")]
 mod moto;
 #[cfg(feature = "emulators")]
 mod nginx;

@@ -230,6 +230,39 @@ fn troubleshooting_page_has_the_errors_of_the_program() {
     assert!(unused.is_empty(), "no text is left out for these: {unused:#?}");
 }
 
+/// The pages of container runtimes, each with the tests that run its blocks, and fail for one that they don't know.
+const RUNTIME_PAGES: [(&str, &[&str]); 7] = [
+    ("cdi.md", &["cdi_page_blocks_run_from_nothing_to_a_container"]),
+    ("containers.md", &["containers_page_blocks_run_on_an_agent"]),
+    ("docker.md", &["docker_page_blocks_run_from_nothing_to_containers"]),
+    ("fstab.md", &["fstab_page_blocks_run_from_nothing_to_a_mount"]),
+    (
+        "kubernetes.md",
+        &[
+            "kubernetes_page_commands_run_or_are_exempt_by_name",
+            "kubernetes_page_objects_are_valid",
+            "kubernetes_page_volumes_are_taken_by_driver_and_agent",
+        ],
+    ),
+    ("oci-hook.md", &["oci_hook_page_blocks_run_from_nothing_to_a_container"]),
+    ("slurm.md", &["slurm_page_blocks_run_from_nothing_to_a_job"]),
+];
+
+#[test]
+fn runtime_pages_have_tests_that_run_their_blocks() {
+    let tests = tests();
+    for (page, names) in RUNTIME_PAGES {
+        let missing: Vec<_> = names.iter().filter(|name| !tests.contains(**name)).collect();
+        assert!(missing.is_empty(), "docs/{page}: there is no test {missing:?}");
+        let text = read(&format!("docs/{page}"));
+        let prose = text.split("```").step_by(2);
+        // Those tests see blocks with fences only.
+        let indented: Vec<_> =
+            prose.flat_map(|prose| prose.split("\n\n").filter(|part| part.starts_with("    "))).collect();
+        assert!(indented.is_empty(), "docs/{page} has blocks without fences: {indented:?}");
+    }
+}
+
 #[test]
 fn docs_pages_link_to_files_that_exist() {
     for page in files(&repository(), "md") {

@@ -5,6 +5,7 @@
 mod campaign;
 mod cdi;
 mod commands;
+mod containers_page;
 mod docker;
 mod kit;
 mod oci;

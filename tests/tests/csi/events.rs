@@ -28,27 +28,50 @@ async fn take(State(posted): State<Posted>, Path(namespace): Path<String>, heade
     posted.lock().unwrap().push((namespace, by, serde_json::from_str(&body).unwrap()));
 }
 
+/// An API server that takes events.
+pub struct EventServer {
+    _server: HttpServer,
+    posted: Posted,
+}
+
+impl EventServer {
+    /// One for `node`, whose driver is replaced by one that posts events to it.
+    pub fn start(node: &mut KubernetesNode) -> Self {
+        let posted = Posted::default();
+        let app = Router::new().route("/api/v1/namespaces/{namespace}/events", post(take));
+        let server = HttpServer::start(app.with_state(Arc::clone(&posted)), 0);
+        let account = node.env.machine.directory("account");
+        let CertifiedKey { cert, .. } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        fs::write(account.join("ca.crt"), cert.pem()).unwrap();
+        fs::write(account.join("token"), "hush\n").unwrap();
+        node.driver.end();
+        let account = account.to_str().unwrap();
+        let words = ["--events", "--api-server", &server.url(), "--service-account", account];
+        node.driver = DriverProcess::start(&node.env, &words);
+        node.kubelet.register();
+        Self { _server: server, posted }
+    }
+
+    /// The first event with this reason: its namespace, the credentials of the client, and the event.
+    pub fn find(&self, reason: &str) -> Option<(String, String, Value)> {
+        self.posted.lock().unwrap().iter().find(|(.., event)| event["reason"] == reason).cloned()
+    }
+
+    fn count(&self, reason: &str) -> usize {
+        self.posted.lock().unwrap().iter().filter(|(.., event)| event["reason"] == reason).count()
+    }
+}
+
 #[test]
 fn pod_whose_volume_is_staged_and_fails_has_events() {
-    let posted = Posted::default();
-    let app = Router::new().route("/api/v1/namespaces/{namespace}/events", post(take));
-    let server = HttpServer::start(app.with_state(Arc::clone(&posted)), 0);
     let mut node = KubernetesNode::new(SHORT_DEADLINE);
-    let account = node.env.machine.directory("account");
-    let CertifiedKey { cert, .. } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-    fs::write(account.join("ca.crt"), cert.pem()).unwrap();
-    fs::write(account.join("token"), "hush\n").unwrap();
-    node.driver.end();
-    let words = ["--events", "--api-server", &server.url(), "--service-account", account.to_str().unwrap()];
-    node.driver = DriverProcess::start(&node.env, &words);
-    node.kubelet.register();
+    let server = EventServer::start(&mut node);
+    let (find, count) = (|reason: &str| server.find(reason), |reason: &str| server.count(reason));
 
     node.env.put("weights", 8 * MIB);
     node.env.proxy.set(NetworkFault { rate: Some(100_000), ..NetworkFault::default() });
     let volume = node.volume("pod");
     assert_eq!(node.kubelet.publish(&volume).unwrap_err().code(), Code::Aborted);
-    let find =
-        |reason: &str| posted.lock().unwrap().iter().find(|(.., event)| event["reason"] == reason).cloned();
     eventually("an event is posted", || find("Staging").is_some());
     let (namespace, by, event) = find("Staging").unwrap();
     assert_eq!((namespace.as_str(), by.as_str()), ("default", "Bearer hush"));
@@ -57,8 +80,6 @@ fn pod_whose_volume_is_staged_and_fails_has_events() {
     let pod = json!({"kind": "Pod", "apiVersion": "v1", "namespace": "default", "name": "pod", "uid": "pod"});
     assert_eq!(event["involvedObject"], pod);
 
-    let count =
-        |reason: &str| posted.lock().unwrap().iter().filter(|(.., event)| event["reason"] == reason).count();
     // The hold ends within a second, and between two intervals.
     let slow = Kubelet::new(&node.env.machine.directory("kubelet"));
     node.kubelet = slow.with_deadline(Duration::from_millis(7700));

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bdnfs_tests::agent::AgentProcess;
 use bdnfs_tests::kubelet::{Kubelet, PodVolume};
+use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::wait_for_exit;
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::test_env::TestEnv;
@@ -31,7 +32,12 @@ pub struct DriverProcess {
 
 impl DriverProcess {
     pub fn start(env: &TestEnv, arguments: &[&str]) -> Self {
-        let root = env.machine.directory("kubelet");
+        Self::on(&env.machine, arguments)
+    }
+
+    /// One on `machine`, with these arguments.
+    pub fn on(machine: &Machine, arguments: &[&str]) -> Self {
+        let root = machine.directory("kubelet");
         let path = |name: &str| root.join(name).to_str().expect("text").to_owned();
         fs::create_dir_all(root.join("plugins/csi.bdnfs.io")).unwrap();
         fs::create_dir_all(root.join("plugins_registry")).unwrap();
@@ -39,12 +45,12 @@ impl DriverProcess {
         let registration = path("plugins_registry/csi.bdnfs.io-reg.sock");
         let mut words = vec!["csi", "--node-id", "node-1", "--endpoint", &endpoint];
         words.extend(["--registration", &registration, "--kubelet-endpoint", &endpoint]);
-        let socket = env.machine.cache().join("control.sock");
+        let socket = machine.cache().join("control.sock");
         words.extend(["--socket", socket.to_str().unwrap(), "-vv"]);
         words.extend(arguments);
-        let log = env.machine.directory("etc").join("csi.log");
+        let log = machine.directory("etc").join("csi.log");
         let file = File::options().create(true).append(true).open(&log).unwrap();
-        let child = env.machine.command(&words).stderr(file).spawn().unwrap();
+        let child = machine.command(&words).stderr(file).spawn().unwrap();
         Self { child, log }
     }
 

@@ -1,0 +1,53 @@
+//! The condition of a published volume, which the kubelet asks for: what it says when data is lost later.
+
+use std::fs;
+
+use bdnfs_tests::kubelet::CALL_DEADLINE;
+use bdnfs_tests::mounts::is_local;
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::proxy::NetworkFault;
+use bdnfs_tests::rot::{flip_byte, largest_file};
+use bdnfs_tests::s3::Keys;
+use bdnfs_tests::tree::assert_same;
+
+use crate::kit::KubernetesNode;
+use crate::publish::MIB;
+
+#[test]
+fn volume_that_has_lost_data_is_abnormal_until_that_is_local_again() {
+    let node = KubernetesNode::new(CALL_DEADLINE);
+    let bytes = node.env.put("weights", 3 * MIB);
+    let volume = node.volume("pod");
+    node.kubelet.mount(&volume);
+    let condition = || node.kubelet.condition(&volume).unwrap();
+    let (abnormal, message) = condition();
+    assert!(!abnormal && message.starts_with("staged 3.1 MB in "), "{message}");
+
+    // A byte rots, and the service is away.
+    node.env.proxy.set(NetworkFault { refuse: true, ..NetworkFault::default() });
+    flip_byte(&largest_file(&node.env.machine.cache().join("tenants")), MIB as u64);
+    let cache = node.env.machine.cache().to_str().unwrap();
+    node.env.machine.run(&["cache", "verify", "--cache-dir", cache]).fails(&["damaged"]);
+    let (abnormal, message) = condition();
+    assert!(
+        abnormal && message.contains("is fetched again: ") && message.contains(" of 3.1 MB"),
+        "{message}"
+    );
+    assert!(node.agent().get("/v1/publications").json()["publications"][0]["abnormal"] == true);
+    // It is given up where the service refuses; the kubelet's next call tries again, and takes nothing away.
+    node.env.s3.allowed_keys().revoke_all();
+    node.env.proxy.set(NetworkFault::default());
+    let is_given_up = || condition().1.starts_with("data is missing in the cache and cannot be fetched: ");
+    eventually("it is given up", is_given_up);
+    assert!(condition().0);
+    node.kubelet.publish(&volume).unwrap();
+    eventually("it is given up again", is_given_up);
+    node.env.s3.allowed_keys().allow(Keys::sample(), None);
+    node.kubelet.publish(&volume).unwrap();
+    eventually("it is local again", || !condition().0);
+    assert!(condition().1.starts_with("staged 3.1 MB in "), "{}", condition().1);
+    let path = node.kubelet.target(&volume).join("weights");
+    assert!(is_local(&path));
+    assert_same(&bytes, &fs::read(path).unwrap(), "weights");
+    node.kubelet.unpublish(&volume).unwrap();
+}

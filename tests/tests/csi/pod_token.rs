@@ -1,0 +1,158 @@
+//! Volumes whose pods' own tokens are exchanged for keys of a role.
+
+use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use bdnfs_tests::kubelet::{CALL_DEADLINE, PodVolume};
+use bdnfs_tests::s3::Keys;
+use bdnfs_tests::sts::{STS_SECRET, StsServer};
+use bdnfs_tests::tools::program;
+use bdnfs_tests::tree::{assert_same, assert_same_tree};
+use serde_json::json;
+use tonic::Code;
+
+use crate::kit::KubernetesNode;
+use crate::publish::{MIB, remaining};
+
+/// A part of each token, so that a test can look for it where no token may be.
+const POD_TOKEN: &str = "tokenOfAPodThatNobodyMaySee";
+const TOKENS_KEY: &str = "csi.storage.k8s.io/serviceAccount.tokens";
+/// How long keys of the token service are good at first.
+const KEY_LIFETIME: Duration = Duration::from_secs(4);
+
+/// A node, and a token service whose keys alone open the bucket, for the token `number`.
+fn node_with_sts(number: u32) -> (KubernetesNode, StsServer) {
+    let node = KubernetesNode::new(CALL_DEADLINE);
+    let sts = StsServer::start(&node.env.s3, Keys::sample(), &token(number));
+    node.env.s3.allowed_keys().revoke_all();
+    (node, sts)
+}
+
+fn token(number: u32) -> String {
+    format!("{POD_TOKEN}-{number}")
+}
+
+/// What a kubelet sends of a pod's tokens.
+fn tokens(number: u32) -> String {
+    json!({
+        "sts.amazonaws.com": {"token": token(number), "expirationTimestamp": "2030-01-01T00:00:00Z"},
+        "vault": {"token": "of another audience", "expirationTimestamp": "2030-01-01T00:00:00Z"},
+    })
+    .to_string()
+}
+
+/// The bucket's PersistentVolume, by a role and without a secret, with these further attributes.
+fn volume(node: &KubernetesNode, sts: &StsServer, more: &[(&str, &str)]) -> PodVolume {
+    let mut volume = node.volume("pod");
+    volume.secrets.clear();
+    let sts = sts.url();
+    let role = [("roleArn", "arn:aws:iam::1:role/models"), ("stsEndpoint", &sts)];
+    let attributes = role.iter().chain(more).map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    volume.context.extend(attributes);
+    volume
+}
+
+/// The volume with the token `number` as kubelets send it: before 1.35 among the attributes, since then among the secrets.
+fn with_token(volume: &PodVolume, number: u32, in_secrets: bool) -> PodVolume {
+    let mut volume = volume.clone();
+    let place = if in_secrets { &mut volume.secrets } else { &mut volume.context };
+    place.insert(TOKENS_KEY.to_owned(), tokens(number));
+    volume
+}
+
+#[test]
+fn volume_by_a_role_is_staged_with_the_token_of_its_pod() {
+    for in_secrets in [false, true] {
+        let (node, sts) = node_with_sts(1);
+        node.env.put("weights", 2 * MIB);
+        let volume = with_token(&volume(&node, &sts, &[]), 1, in_secrets);
+        let errors = node.kubelet.mount(&volume);
+        assert!(errors.is_empty(), "{errors:?}");
+        assert_same_tree(&node.env.bucket(), &node.kubelet.target(&volume));
+        assert_eq!(sts.issued_keys(), 1);
+        node.kubelet.unpublish(&volume).unwrap();
+        assert_eq!(remaining(&node), (0, 0));
+    }
+}
+
+#[test]
+fn token_of_a_repeated_publish_renews_the_keys_without_a_request() {
+    let (mut node, sts) = node_with_sts(1);
+    let bytes = ["a", "b", "c"].map(|name| node.env.put(name, 2 * MIB));
+    let volume = volume(&node, &sts, &[("staging", "lazy")]);
+    sts.set_lifetime(KEY_LIFETIME);
+    let begin = Instant::now();
+    node.kubelet.mount(&with_token(&volume, 1, false));
+    let target = node.kubelet.target(&volume);
+    assert_same(&bytes[0], &fs::read(target.join("a")).unwrap(), "a");
+    // The kubelet brings a new token, and the old one is refused from then on.
+    sts.set_token(&token(2));
+    let requests = || (node.env.s3.requests.all().requests, sts.requests.all().requests);
+    let before = requests();
+    let call = Instant::now();
+    node.kubelet.publish(&with_token(&volume, 2, true)).unwrap();
+    let took = call.elapsed();
+    assert_eq!(requests(), before, "a repeated publish asks nobody");
+    assert!(took < Duration::from_millis(500), "{took:?}");
+    // The keys end.
+    sleep(KEY_LIFETIME.saturating_sub(begin.elapsed()) + Duration::from_secs(1));
+    sts.set_lifetime(KEY_LIFETIME);
+    assert_same(&bytes[1], &fs::read(target.join("b")).unwrap(), "b");
+    // The next agent has the new token, too.
+    node.agent.take().unwrap().crash();
+    node.start_agent();
+    sleep(KEY_LIFETIME + Duration::from_secs(1));
+    assert_same(&bytes[2], &fs::read(target.join("c")).unwrap(), "c");
+    // No call takes away what is published: not without a token, nor with one that can't be read.
+    node.kubelet.publish(&volume).unwrap();
+    let mut unreadable = volume.clone();
+    unreadable.secrets.insert(TOKENS_KEY.to_owned(), "no JSON".to_owned());
+    node.kubelet.publish(&unreadable).unwrap();
+    node.kubelet.unpublish(&volume).unwrap();
+    assert_eq!(remaining(&node), (0, 0));
+}
+
+#[test]
+fn volume_whose_token_is_refused_or_missing_fails_with_the_reason_and_shows_no_token() {
+    let (node, sts) = node_with_sts(1);
+    node.env.put("weights", MIB);
+    let volume = volume(&node, &sts, &[]);
+    let refused = node.kubelet.publish(&with_token(&volume, 2, true)).unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+    for words in ["cannot assume the role arn:aws:iam::1:role/models", "trust in the token's service account"]
+    {
+        assert!(refused.message().contains(words), "{refused}");
+    }
+    let missing = node.kubelet.publish(&volume).unwrap_err();
+    assert!(missing.code() == Code::InvalidArgument && missing.message().contains("podTokens"), "{missing}");
+    // The author of a pod names no token service, and no other token than that of the pod is sent anywhere.
+    let inline = PodVolume::inline(
+        "inline",
+        &[
+            ("source", "s3://bucket"),
+            ("roleArn", "arn:aws:iam::1:role/models"),
+            ("stsEndpoint", &sts.url()),
+            (TOKENS_KEY, &tokens(1)),
+        ],
+    );
+    let error = node.kubelet.publish(&inline).unwrap_err();
+    assert!(error.code() == Code::PermissionDenied && error.message().contains("stsEndpoint"), "{error}");
+    assert_eq!(sts.issued_keys(), 0);
+    // One that succeeds, so that there is something to look for.
+    let good = with_token(&volume, 1, true);
+    node.kubelet.mount(&good);
+    assert!(!node.agent().get("/v1/publications").body.contains(POD_TOKEN));
+    for secret in [POD_TOKEN, STS_SECRET] {
+        let mut grep = program("grep");
+        grep.args(["-r", "-a", "-s", "-l", "-F", "-e", secret]);
+        grep.args([node.env.machine.cache(), &node.env.machine.directory("etc")]);
+        let output = grep.output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "", "files that have {secret}");
+        for text in [node.driver.log(), node.agent().log(), format!("{refused:?} {missing:?}")] {
+            assert!(!text.contains(secret), "{text}");
+        }
+    }
+    node.kubelet.unpublish(&good).unwrap();
+    assert_eq!(remaining(&node), (0, 0));
+}
