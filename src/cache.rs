@@ -9,6 +9,7 @@
 //! tenants/<t>/blobs/ab/<key>                  whole and durable: what the kernel reads
 //! tenants/<t>/blobs/ab/<key>.part             sparse, some blocks there
 //! tenants/<t>/blobs/ab/<key>.map              which ones, and what each hashes to
+//! tenants/<t>/removed/<key>.<inode>           a damaged file that lost its name and may be open
 //! ```
 //!
 //! A blob under its final name is whole and was made durable before it got that name ([`commit`]). A `.part` is believed as
@@ -35,6 +36,7 @@ pub mod presence;
 pub mod pressure;
 pub mod removal;
 pub mod removal_marks;
+mod removed_files;
 pub mod scrub;
 pub mod space;
 #[cfg(test)]
@@ -233,7 +235,7 @@ impl Cache {
         if self.removal_listeners().need_file(key, file) {
             self.partition.demote(key)?;
         } else {
-            self.layout().remove(key, BlobFile::Whole)?;
+            self.partition.remove_damaged(key, file)?;
             self.partition.subtract(bytes);
         }
         self.notify_removed(&removal, Some(file));

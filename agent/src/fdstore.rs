@@ -11,7 +11,8 @@
 //! it holds nothing and no agent is there, or when none has come within the hold time ([`FdStore::find`]).
 //!
 //! While it runs, the agent greets the fd store again and again. One that hangs would block its cache and its mounts: the fd store
-//! kills it, so that the next can take over. One that a signal stopped is continued.
+//! kills it, so that the next can take over. One that a signal stopped is continued. That is all that the fd store of an on-demand
+//! agent does ([`watcher`]): its mounts end with it.
 //!
 //! It can also run as a service of its own ([`process::run_service`]), so that agents in containers that are replaced find it.
 //!
@@ -25,6 +26,7 @@ mod invalidator;
 mod lock;
 mod note;
 pub mod process;
+pub mod watcher;
 mod wire;
 
 use std::time::Duration;

@@ -26,7 +26,7 @@ use crate::api::{self, ApiResult};
 use crate::cache::CacheClaim;
 use crate::cluster::ClusterMembership;
 use crate::context::Context;
-use crate::fdstore::{FdStore, StoredMount};
+use crate::fdstore::{FdStore, StoredMount, watcher};
 use crate::hooks;
 use crate::lifecycle::KeepAlive;
 use crate::open_files;
@@ -94,6 +94,16 @@ impl AgentServer {
     /// Keeps it from ending.
     pub fn keep_alive(&self) -> KeepAlive {
         self.agent.lifecycle().keep_alive()
+    }
+
+    /// Has another process continue this agent when a signal has stopped it, while there are mounts: all who read them wait for it.
+    /// For one that runs in the background; who stops a command at a terminal means it.
+    pub fn continue_when_stopped(&self) {
+        let agent = Arc::clone(&self.agent);
+        tokio::spawn(async move {
+            let mounts = agent.mounts();
+            watcher::continue_when_stopped(&mounts.mounter().cache, || !mounts.all().is_empty()).await;
+        });
     }
 
     /// Waits until a mount or job has been asked for. For one waiter.

@@ -66,6 +66,9 @@ pub(crate) struct RenewalActions<B> {
     pub(crate) nodes: Vec<u64>,
     /// The node that lookups lead to from now on, if it is another.
     pub(crate) moved_to: Option<u64>,
+    /// Whether the kernel may know the file's name with another node than lookups lead to: of this renewal, or of an earlier one
+    /// that a process did not see to its end.
+    pub(crate) is_name_outdated: bool,
     /// The node that stays, and its backing file that has open handles.
     pub(crate) damaged: Option<(u64, B)>,
     /// Backing files without open handles.
@@ -174,13 +177,14 @@ impl<B: Clone, W> OpenTable<B, W> {
 
     /// Closes a handle of `node` at `now`. What no longer needs to be registered is returned.
     pub(crate) fn close(&mut self, node: u64, now: Instant) -> Option<B> {
+        let is_outdated = self.is_outdated(node);
         match self.open.get_mut(&node)? {
             OpenNode::Cached { handles, .. } | OpenNode::Passthrough { handles, .. } if *handles > 1 => {
                 *handles -= 1;
                 None
             }
             _ => match self.open.remove(&node)? {
-                OpenNode::Passthrough { backing, damaged: true, .. } => Some(backing),
+                OpenNode::Passthrough { backing, damaged, .. } if damaged || is_outdated => Some(backing),
                 OpenNode::Passthrough { backing, .. } => self.idle.put(node, backing, now),
                 OpenNode::Cached { .. } => None,
             },
@@ -212,6 +216,16 @@ impl<B: Clone, W> OpenTable<B, W> {
         matches!(self.open.get(&node), Some(OpenNode::Passthrough { .. }))
     }
 
+    /// Whether handles of `node` are served by the kernel from a file that was not right: it has moved on from there.
+    pub(crate) fn is_wrong(&self, node: u64) -> bool {
+        self.is_outdated(node) && self.is_passthrough(node)
+    }
+
+    /// Whether `node` is of an earlier generation of its file.
+    fn is_outdated(&self, node: u64) -> bool {
+        tree::index(node).is_some_and(|index| tree::generation(node) < self.generation(index))
+    }
+
     fn generation(&self, index: u32) -> u32 {
         self.generations.get(&index).copied().unwrap_or_default()
     }
@@ -232,7 +246,8 @@ impl<B: Clone, W> OpenTable<B, W> {
             nodes.extend(next);
             next[0]
         });
-        RenewalActions { nodes, moved_to, damaged: damaged.flatten(), backings }
+        let is_name_outdated = moved_to.is_some() || generation > 0;
+        RenewalActions { nodes, moved_to, is_name_outdated, damaged: damaged.flatten(), backings }
     }
 
     /// Removes and returns the backing files that were idle for too long at `now`.

@@ -7,6 +7,7 @@ mod kit;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -188,6 +189,9 @@ fn mount_with_damaged_blob_verified_reads_anew() {
         let stale = first != content[..8192];
         assert_eq!(stale, size == LARGE_FILE_BYTES, "only a backing file stays with who has it open");
         assert_eq!(tree.verify().len(), usize::from(stale), "and verify says so");
+        let reopened = File::open(format!("/proc/self/fd/{}", open.as_raw_fd()));
+        let right = |file: File| file.read_exact_at(&mut first, 0).is_ok() && first == content[..8192];
+        assert_eq!(reopened.is_ok_and(right), !stale, "no open leads there any more");
         drop(open);
         eventually("all is well", || tree.verify().is_empty());
         assert!(fs::read(&model).unwrap() == content);

@@ -15,6 +15,7 @@ use super::eviction::{EvictionPause, Evictor};
 use super::layout::{CacheRoot, Layout};
 use super::partition::Partition;
 use super::removal_marks::RemovalMarks;
+use super::removed_files::RemovedFiles;
 use super::space::TenantSpace;
 use super::{Cache, Limits, pins};
 
@@ -112,10 +113,13 @@ impl NodeCache {
             return Ok(partition.clone());
         }
         let layout = Layout::open(self.root.clone(), tenant)?;
-        let removals = self.root.tenant_directory(tenant, "removals");
-        let removals = removals.map_err(|e| Error::disk("cannot use the cache", e))?;
+        let directory = |name| {
+            let directory = self.root.tenant_directory(tenant, name);
+            directory.map_err(|e| Error::disk("cannot use the cache", e))
+        };
+        let (marks, removed) = (directory("removals")?, RemovedFiles::new(directory("removed")?));
         let quota = self.quotas.get(tenant).copied();
-        let partition = Arc::new(Partition::new(layout, RemovalMarks::new(removals), quota));
+        let partition = Arc::new(Partition::new(layout, RemovalMarks::new(marks), removed, quota));
         pins::lease(&partition);
         tenants.insert(tenant.to_owned(), partition.clone());
         self.evictor.add(partition.clone());

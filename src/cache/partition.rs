@@ -1,6 +1,6 @@
 //! Partitions: one tenant's blobs, leases and quota in a node's cache.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
@@ -19,6 +19,7 @@ use super::open_manifests::OpenManifests;
 use super::partial::PartialBlob;
 use super::removal::RemovalListeners;
 use super::removal_marks::RemovalMarks;
+use super::removed_files::RemovedFiles;
 use super::verification_time;
 
 /// One tenant's partition of a cache.
@@ -36,8 +37,10 @@ pub struct Partition {
     pub(crate) open_manifests: OpenManifests,
     /// Marks of damaged content that was removed a moment ago.
     pub(super) removal_marks: Arc<RemovalMarks>,
-    /// Damaged files that are removed, as long as they are open.
+    /// Damaged files that are removed, as long as this process has them open.
     removed: Mutex<Vec<(Key, Weak<File>)>>,
+    /// Records of those that any process has open or mapped.
+    removed_files: RemovedFiles,
     /// The parts that are in use.
     parts: Mutex<HashMap<Key, Weak<PartialBlob>>>,
     used: AtomicI64,
@@ -79,8 +82,14 @@ impl CachedFile {
 }
 
 impl Partition {
-    /// The partition of the tenant whose blobs lie in `layout`, with its `removal_marks`. Nothing is counted yet.
-    pub(super) fn new(layout: Layout, removal_marks: Arc<RemovalMarks>, quota: Option<u64>) -> Self {
+    /// The partition of the tenant whose blobs lie in `layout`, with its `removal_marks` and `removed_files`. Nothing is counted
+    /// yet.
+    pub(super) fn new(
+        layout: Layout,
+        removal_marks: Arc<RemovalMarks>,
+        removed_files: RemovedFiles,
+        quota: Option<u64>,
+    ) -> Self {
         let (used, pending) = (AtomicI64::new(0), AtomicI64::new(0));
         let (pinned, removal_listeners) = (Mutex::default(), RemovalListeners::default());
         let (layout, leases) = (Arc::new(layout), Arc::default());
@@ -93,6 +102,7 @@ impl Partition {
             open_manifests,
             removal_marks,
             removed,
+            removed_files,
             parts,
             used,
             pending,
@@ -100,18 +110,32 @@ impl Partition {
         }
     }
 
+    /// Removes the damaged whole `file` of `key`, and records it for as long as it is in use.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](crate::error::Kind::Disk).
+    pub(super) fn remove_damaged(&self, key: &Key, file: &File) -> Result<()> {
+        self.removed_files.remove(key, file, || self.layout.remove(key, BlobFile::Whole))
+    }
+
     /// Remembers a damaged file that is removed, as long as it is open.
     pub(super) fn watch_removed(&self, key: Key, file: &Arc<File>) {
         self.removed.lock().push((key, Arc::downgrade(file)));
     }
 
-    /// The blobs of which a damaged file is removed but still open.
-    pub(super) fn still_open(&self) -> Vec<Key> {
+    /// The blobs of which a damaged file is removed but still open or mapped. Where the kernel does not tell, those that this
+    /// process has open.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](crate::error::Kind::Disk).
+    pub(super) fn still_open(&self) -> Result<BTreeSet<Key>> {
+        let in_use = self.removed_files.in_use(self.layout.blobs());
+        let in_use = in_use.map_err(|e| Error::disk("cannot use the cache", e))?.into_iter();
         let mut removed = self.removed.lock();
         // A file with a name was not removed, but is repaired.
         let is_removed = |file: &File| rustix::fs::fstat(file).is_ok_and(|stat| stat.st_nlink == 0);
         removed.retain(|(_, file)| file.upgrade().is_some_and(|file| is_removed(&file)));
-        removed.iter().map(|(key, _)| *key).collect()
+        Ok(removed.iter().map(|(key, _)| *key).chain(in_use).collect())
     }
 
     /// The part of `key` that is in use, if its file is still there.

@@ -36,7 +36,7 @@ pub struct ScrubTotals {
     pub unknown: u64,
     /// Damaged content that was removed: the path of a file, or the blob's key where that is unknown.
     pub damaged: Vec<String>,
-    /// Damaged files that were removed before, and that a program has open.
+    /// Damaged files that were removed before, and that a program has open or mapped.
     pub still_open: Vec<String>,
     /// Manifests that were damaged on the disk, and what was done about each.
     pub damaged_manifests: Vec<String>,
@@ -62,14 +62,14 @@ pub fn scrub(cache: &Cache, give_up: &AtomicBool) -> Result<ScrubTotals> {
     let pace = |_| !give_up.load(Relaxed);
     // First: what is damaged in blobs is named from them.
     let manifests = verify_manifests(cache, None, &pace)?;
-    let (found, still_open) = (cache.partition.scan(), cache.partition.still_open());
+    let (found, still_open) = (cache.partition.scan(), cache.partition.still_open()?);
     let mut totals = verify(cache, &found, &pace)?;
     totals.bytes += manifests.bytes;
     totals.damaged_manifests = manifests.damaged_manifests;
     totals.mounts_to_renew = manifests.mounts_to_renew;
-    let still_open = names(&cache.partition, &still_open)?.into_iter();
+    let still_open = names(&cache.partition, &Vec::from_iter(still_open))?.into_iter();
     totals.still_open = still_open
-        .map(|name| format!("{name}: removed before, and still open; close and reopen it"))
+        .map(|name| format!("{name}: removed before, and still open or mapped; close and reopen it"))
         .collect();
     Ok(totals)
 }

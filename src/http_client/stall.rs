@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use super::{INITIAL_RESPONSE_TIMEOUT, MAX_RESPONSE_TIMEOUT};
 
@@ -24,9 +24,15 @@ where
     requests.push(request(received.clone()));
     let (mut window, mut stalled) = (INITIAL_RESPONSE_TIMEOUT, Duration::ZERO);
     loop {
-        let before = received.load(Relaxed);
-        match timeout(window, requests.next()).await {
-            Ok(Some(Err(_))) if !requests.is_empty() => {}
+        let (before, end) = (received.load(Relaxed), Instant::now() + window);
+        let done = loop {
+            match timeout_at(end, requests.next()).await {
+                // The others have no longer for it.
+                Ok(Some(Err(_))) if !requests.is_empty() => {}
+                done => break done,
+            }
+        };
+        match done {
             Ok(done) => return done,
             Err(_) if received.load(Relaxed) - before >= MIN_WINDOW_BYTES => {}
             Err(_) => {
@@ -43,7 +49,7 @@ where
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::{Instant, sleep};
+    use tokio::time::sleep;
 
     use super::*;
 
@@ -73,5 +79,20 @@ mod tests {
         assert_eq!(sent(&[(100_000, 200)]).await, (1, 200, true), "long");
         assert_eq!(sent(&[(0, 1000)]).await, (3, 30, false), "frozen");
         assert_eq!(sent(&[(5, 1000)]).await, (3, 30, false), "all drip");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn small_request_of_which_some_fail_late_is_given_up_after_30_s() {
+        let (began, count) = (Instant::now(), AtomicU64::new(0));
+        let response = send_hedged(|_| {
+            // Each but the last fails shortly before the next would be sent.
+            let seconds = [14, 24, 1000][count.fetch_add(1, Relaxed) as usize];
+            async move {
+                sleep(Duration::from_secs(seconds)).await;
+                Err::<(), _>(())
+            }
+        });
+        assert_eq!(response.await, None);
+        assert_eq!((count.into_inner(), began.elapsed().as_secs()), (3, 30));
     }
 }

@@ -1,7 +1,7 @@
 //! Processes that hang: they live, and run no instruction.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rustix::process::Pid;
 
@@ -10,7 +10,6 @@ use crate::process::eventually;
 /// A process that hangs and can be killed, unlike one that SIGSTOP stopped, which others can continue. Dropping it lets it go on.
 #[derive(Debug)]
 pub struct FrozenProcess {
-    pid: Pid,
     root: PathBuf,
     group: PathBuf,
 }
@@ -29,8 +28,9 @@ impl FrozenProcess {
         let root = PathBuf::from(root.expect("control groups of version 2 are mounted"));
         let group = root.join(format!("bdnfs-test-{}", pid.as_raw_nonzero()));
         fs::create_dir(&group).expect("a group");
-        let frozen = Self { pid, root, group };
-        frozen.enter(&frozen.group);
+        let frozen = Self { root, group };
+        fs::write(frozen.group.join("cgroup.procs"), pid.as_raw_nonzero().to_string())
+            .expect("it is in the group");
         fs::write(frozen.group.join("cgroup.freeze"), "1").expect("frozen");
         eventually("the group is frozen", || {
             fs::read_to_string(frozen.group.join("cgroup.events"))
@@ -39,17 +39,23 @@ impl FrozenProcess {
         frozen
     }
 
-    fn enter(&self, group: &Path) {
-        // Nobody reads the groups of a process that has been killed.
-        let _ = fs::write(group.join("cgroup.procs"), self.pid.as_raw_nonzero().to_string());
+    /// Moves all processes out of the group: the one that was frozen, and those that it has started since.
+    fn empty_group(&self) {
+        let processes = fs::read_to_string(self.group.join("cgroup.procs")).unwrap_or_default();
+        for process in processes.lines() {
+            // Nobody reads the groups of a process that has been killed.
+            let _ = fs::write(self.root.join("cgroup.procs"), process);
+        }
     }
 }
 
 impl Drop for FrozenProcess {
     fn drop(&mut self) {
         let _ = fs::write(self.group.join("cgroup.freeze"), "0");
-        self.enter(&self.root);
         // A process that was killed leaves it when all its threads have ended.
-        eventually("the group is empty", || fs::remove_dir(&self.group).is_ok());
+        eventually("the group is empty", || {
+            self.empty_group();
+            fs::remove_dir(&self.group).is_ok()
+        });
     }
 }

@@ -84,6 +84,10 @@ impl FdStore {
                 store.link.send_replace(Some(Arc::new(socket)));
                 stored
             }
+            // It held nothing any more, and ended.
+            Err(error) if has_ended(&error) && store.lock.take_within(FDSTORE_RETRY_TIMEOUT)?.is_ok() => {
+                Vec::new()
+            }
             Err(error) => {
                 tracing::error!("the mounts that the fd store (process {owner}) has are lost: {error}");
                 store.lock.kill_owner(&owner, FDSTORE_KILL_TIMEOUT)?;
@@ -103,6 +107,11 @@ impl FdStore {
         let (socket, stored) = store.await_service()?;
         store.link.send_replace(Some(Arc::new(socket)));
         Ok((store, stored))
+    }
+
+    /// The fd store of the cache in the directory `cache` for an agent whose mounts end with it: it holds nothing. It does not run yet.
+    pub(super) fn empty(cache: &Path) -> Self {
+        Self::new(cache, None, Duration::ZERO)
     }
 
     fn new(cache: &Path, service: Option<&Path>, hold: Duration) -> Self {
@@ -140,16 +149,23 @@ impl FdStore {
     }
 
     /// Stores the mount `id`: its `request` with its secrets as JSON, and its descriptors. Starts the fd store, or connects to the
-    /// service, where there is no connection. Blocks.
+    /// service, where there is no connection. Returns the connection: the fd store has the mount while that is the
+    /// [current](Self::is_current) one. Blocks.
     ///
     /// # Errors
     /// [`Kind::Disk`], [`Kind::Timeout`], [`Kind::Unavailable`]: then it is to be [connected](Self::connect_or_start) again.
-    pub fn put(&self, id: u64, request: String, descriptors: &MountDescriptors) -> Result<()> {
+    pub fn put(&self, id: u64, request: String, descriptors: &MountDescriptors) -> Result<Arc<OwnedFd>> {
         let mut child = self.child.lock();
         let link = self.link_or_start(&mut child)?;
         let (note, file) = note::pack(request).context("cannot store the request")?;
         let descriptors: Vec<_> = descriptors.iter().chain(file.as_ref().map(AsFd::as_fd)).collect();
-        send(&link, &Message::Keep { id, note }, &descriptors).context("cannot send to the fd store")
+        send(&link, &Message::Keep { id, note }, &descriptors).context("cannot send to the fd store")?;
+        Ok(link)
+    }
+
+    /// Whether `link` is the connection to the fd store still: it was not lost.
+    pub fn is_current(&self, link: &Arc<OwnedFd>) -> bool {
+        self.link.borrow().as_ref().is_some_and(|now| Arc::ptr_eq(now, link))
     }
 
     /// Starts an fd store where there is none, or connects to the service. Blocks, for a moment.
@@ -197,7 +213,7 @@ impl FdStore {
     }
 
     fn greeting(&self) -> Message {
-        Message::Hello { version: VERSION, hold: self.hold.as_secs(), beats: true }
+        Message::Hello { version: VERSION, hold: self.hold.as_secs(), beats: self.is_enabled() }
     }
 
     /// Waits until there was an fd store and it has ended: then nothing is stored. Dropping the future forgets nothing.
@@ -314,6 +330,17 @@ fn give_up(link: &OwnedFd) {
     let _ = shutdown(link, Shutdown::Both);
 }
 
+/// Whether the process at the other end had ended before it was connected, or did without an answer.
+fn has_ended(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::NotFound
+            | ErrorKind::ConnectionRefused
+            | ErrorKind::ConnectionReset
+            | ErrorKind::BrokenPipe
+    )
+}
+
 /// Listens at `path`, in the place of a socket that was left behind.
 pub(super) fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     match fs::remove_file(path) {
@@ -335,6 +362,19 @@ mod tests {
     use rustix::net::socketpair;
 
     use super::*;
+
+    #[tokio::test]
+    async fn connection_to_an_fdstore_that_was_lost_is_not_current() {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .expect("sockets");
+        let (store, link) = (FdStore::empty(Path::new("/nowhere")), Arc::new(ours));
+        store.link.send_replace(Some(Arc::clone(&link)));
+        assert!(store.is_current(&link));
+        drop(theirs);
+        store.await_loss().await;
+        assert!(!store.is_current(&link));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn fdstore_that_receives_nothing_is_given_up_and_blocks_nobody() {

@@ -1,5 +1,6 @@
 //! Handover: the descriptors of mounts go to the [fd store](crate::fdstore), so that the next agent can go on serving them.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -50,15 +51,19 @@ impl Handover {
             managed.set_stored(true);
             return Ok(());
         }
-        let put = || -> Result<bool> {
-            let Some(descriptors) = attachment.descriptors()? else { return Ok(false) };
+        let put = || -> Result<Option<Arc<OwnedFd>>> {
+            let Some(descriptors) = attachment.descriptors()? else { return Ok(None) };
             let request = serde_json::to_string(managed.request()).context("cannot write the request")?;
-            store.put(managed.id(), request, &descriptors)?;
-            Ok(true)
+            store.put(managed.id(), request, &descriptors).map(Some)
         };
-        let stored = if store.is_enabled() { put() } else { Ok(false) };
-        managed.set_stored(*stored.as_ref().unwrap_or(&false));
-        stored.map(drop)
+        let sent = if store.is_enabled() { put() } else { Ok(None) };
+        let link = sent.as_ref().ok().and_then(Option::as_ref);
+        managed.set_stored(link.is_some());
+        // Its loss may have been noted before that.
+        if link.is_some_and(|link| !store.is_current(link)) {
+            managed.set_stored(false);
+        }
+        sent.map(drop)
     }
 
     /// Stores those of `mounts` that are not. Returns whether all that can be stored are.

@@ -40,6 +40,7 @@ async fn serve(setup: AgentConfig) -> Result<()> {
         }
     };
     report(READY)?;
+    agent.continue_when_stopped();
     let alive = agent.keep_alive();
     let requested = agent.first_request();
     tokio::spawn(async move {

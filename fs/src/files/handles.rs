@@ -234,6 +234,10 @@ impl FileHandles {
         {
             return Ok(OpenOutcome::Opened(reply));
         }
+        // By a name that the kernel knows from before.
+        if self.table.lock().is_wrong(node) {
+            return Ok(OpenOutcome::Moved);
+        }
         // On its own line: the lock must be gone before the second one.
         let registered = self.table.lock().reopen(node);
         if let Some(file) = registered {
@@ -373,9 +377,9 @@ impl FileHandles {
         // Bound first, so that files are closed without the lock.
         let renewed = self.table.lock().renew(index);
         self.record(&renewed);
-        let RenewalActions { nodes, moved_to, damaged, backings } = renewed;
+        let RenewalActions { nodes, is_name_outdated, damaged, backings, .. } = renewed;
         drop((damaged, backings));
-        if moved_to.is_some() {
+        if is_name_outdated {
             self.forget_name(index).await;
         }
         for node in nodes {

@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 use bdnfs_tests::ca::TestCa;
 use bdnfs_tests::freezer::FrozenProcess;
 use bdnfs_tests::mounts::drop_caches;
-use bdnfs_tests::process::eventually;
+use bdnfs_tests::process::{eventually, wait_for_exit};
+use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tools::python;
 use bdnfs_tests::tree::assert_same;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -19,6 +21,8 @@ use rustix::net::{
     socket_with,
 };
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
+
+use crate::takeover::wait_until_blocked;
 
 /// Sends a packet.
 fn send_packet(link: &OwnedFd, packet: &str) {
@@ -44,6 +48,27 @@ fn fdstore_with_stopped_agent_continues_it() {
         assert_same(&bytes, &fs::read(point.join("file")).unwrap(), "who read meanwhile");
     }
     agent.stop();
+}
+
+#[test]
+fn on_demand_agent_stopped_by_a_signal_is_continued() {
+    let env = TestEnv::new();
+    let bytes = env.put("file", 17 << 20);
+    let point = env.machine.mount("s3://bucket", "mnt");
+    eventually("there is who continues it", || !env.machine.fdstores().is_empty());
+    let agent = env.machine.agent_pids()[0];
+    env.proxy.set(NetworkFault { frozen: true, ..NetworkFault::default() });
+    // No signal ends a process that waits so.
+    let script = "import mmap, os, sys\nfd = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)\n\
+                  assert os.preadv(fd, [mmap.mmap(-1, 1 << 20)], 0) == 1 << 20";
+    let mut reader = python(script).arg(point.join("file")).spawn().unwrap();
+    wait_until_blocked(&reader);
+    kill_process(agent, Signal::STOP).unwrap();
+    env.proxy.set(NetworkFault::default());
+    assert!(wait_for_exit(&mut reader, "a reader").success());
+    assert_same(&bytes, &fs::read(point.join("file")).unwrap(), "what is read afterwards");
+    env.machine.umount(&point);
+    eventually("it ends with the agent", || env.machine.fdstores().is_empty());
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Mounts against a model of them: mounts, unmounts, open files, crashes of the agent and of the fd store, in any order.
+//! Mounts against a model of them: mounts, unmounts, open files, damage in the cache, and agents and fd stores that crash or are
+//! stopped, in any order.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -6,19 +7,28 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use bdnfs_tests::agent::AgentProcess;
+use bdnfs_tests::command_output::CommandOutput;
 use bdnfs_tests::mounts::{drop_caches, is_mounted};
 use bdnfs_tests::process::eventually;
+use bdnfs_tests::rot::{flip_byte, largest_files};
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::{assert_same, assert_same_tree};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};
+use rustix::process::{Signal, kill_process};
 
 /// Where it is mounted.
 const POINTS: [&str; 3] = ["one", "two", "three"];
 /// What is mounted: large files, which are opened, and small ones only, which never are; and a file of each.
 const SOURCES: [(&str, &str); 2] = [("large", "a"), ("small", "7")];
+/// The source whose file gets damaged, which the kernel reads by itself once it is whole.
+const DAMAGED_SOURCE: usize = 0;
+/// The size of that file: with it, its mount is asked for every open.
+const DAMAGED_FILE_BYTES: usize = (17 << 20) + 5;
+/// The byte of it that is flipped.
+const FLIPPED_OFFSET: u64 = 5 << 20;
 
 #[derive(Clone, Debug)]
 enum MountStep {
@@ -35,12 +45,20 @@ enum MountStep {
     KillFdstore,
     /// Kill both.
     CrashAll,
+    /// Stop what keeps the mounts for the next agent, as a signal does.
+    StopFdstore,
+    ContinueFdstore,
+    /// Flip a byte in the cache, and have the cache verified.
+    Damage,
     DropCaches,
 }
 
-/// Which source is mounted where, and whether a file of it is open.
+/// Which source is mounted where, and whether a file of it is open; and whether the fd store is stopped.
 #[derive(Clone, Debug, Default)]
-struct MountsModel(BTreeMap<usize, (usize, bool)>);
+struct MountsModel {
+    mounts: BTreeMap<usize, (usize, bool)>,
+    is_fdstore_stopped: bool,
+}
 
 impl ReferenceStateMachine for MountsModel {
     type State = Self;
@@ -61,33 +79,46 @@ impl ReferenceStateMachine for MountsModel {
             1 => Just(MountStep::Restart),
             1 => Just(MountStep::KillFdstore),
             1 => Just(MountStep::CrashAll),
+            1 => Just(MountStep::StopFdstore),
+            1 => Just(MountStep::ContinueFdstore),
+            2 => Just(MountStep::Damage),
             1 => Just(MountStep::DropCaches),
         ]
         .boxed()
     }
 
     fn preconditions(model: &Self, step: &MountStep) -> bool {
-        let is_open = |point: &usize| model.0.get(point).map(|(_, open)| *open);
+        let is_open = |point: &usize| model.mounts.get(point).map(|(_, open)| *open);
         match step {
             // Also where something is mounted, or in use: that is refused.
-            MountStep::Mount(..) | MountStep::Crash | MountStep::Restart | MountStep::DropCaches => true,
-            MountStep::Unmount(point) => model.0.contains_key(point),
+            MountStep::Mount(..) | MountStep::DropCaches => true,
+            MountStep::Unmount(point) => model.mounts.contains_key(point),
             MountStep::Open(point) => is_open(point) == Some(false),
             MountStep::Close(point) => is_open(point) == Some(true),
-            MountStep::KillFdstore | MountStep::CrashAll => !model.0.is_empty(),
+            // The next agent gives a stopped one up after a while, and mounts anew: as after `CrashAll`.
+            MountStep::Crash | MountStep::Restart => !model.is_fdstore_stopped,
+            MountStep::KillFdstore | MountStep::CrashAll => !model.mounts.is_empty(),
+            MountStep::StopFdstore => !model.mounts.is_empty() && !model.is_fdstore_stopped,
+            MountStep::ContinueFdstore => model.is_fdstore_stopped,
+            MountStep::Damage => model.mounts.values().any(|(source, _)| *source == DAMAGED_SOURCE),
         }
     }
 
     fn apply(mut model: Self, step: &MountStep) -> Self {
         match *step {
-            MountStep::Mount(point, source) => drop(model.0.entry(point).or_insert((source, false))),
-            MountStep::Unmount(point) => model.0.retain(|at, (_, open)| *at != point || *open),
+            MountStep::Mount(point, source) => drop(model.mounts.entry(point).or_insert((source, false))),
+            MountStep::Unmount(point) => model.mounts.retain(|at, (_, open)| *at != point || *open),
             MountStep::Open(point) | MountStep::Close(point) => {
-                model.0.entry(point).and_modify(|(_, open)| *open = !*open);
+                model.mounts.entry(point).and_modify(|(_, open)| *open = !*open);
             }
-            // Mounted anew: what was open belongs to a mount that is gone.
-            MountStep::CrashAll => model.0.values_mut().for_each(|(_, open)| *open = false),
-            MountStep::Crash | MountStep::Restart | MountStep::KillFdstore | MountStep::DropCaches => {}
+            MountStep::CrashAll => {
+                model.is_fdstore_stopped = false;
+                // Mounted anew: what was open belongs to a mount that is gone.
+                model.mounts.values_mut().for_each(|(_, open)| *open = false);
+            }
+            MountStep::KillFdstore | MountStep::ContinueFdstore => model.is_fdstore_stopped = false,
+            MountStep::StopFdstore => model.is_fdstore_stopped = true,
+            MountStep::Crash | MountStep::Restart | MountStep::Damage | MountStep::DropCaches => {}
         }
         model
     }
@@ -97,6 +128,8 @@ impl ReferenceStateMachine for MountsModel {
 struct RealMounts {
     agent: Option<AgentProcess>,
     open: BTreeMap<usize, File>,
+    /// Whether the cache was damaged.
+    was_damaged: bool,
     config: String,
     env: TestEnv,
 }
@@ -122,6 +155,48 @@ impl RealMounts {
         self.env.machine.kill_fdstore();
         eventually("another fd store has the mounts", || replaced() > before);
     }
+
+    fn signal_fdstore(&self, signal: Signal) {
+        self.env
+            .machine
+            .fdstores()
+            .into_iter()
+            .for_each(|store| kill_process(store, signal).expect("it runs"));
+    }
+
+    /// Has the cache verified. Returns what was found.
+    fn verify(&self) -> CommandOutput {
+        self.env.machine.run(&[
+            "cache".as_ref(),
+            "verify".as_ref(),
+            "--cache-dir".as_ref(),
+            self.env.machine.cache().as_os_str(),
+        ])
+    }
+
+    /// Flips a byte of the damaged file, and waits until all mounts of it have the right one again.
+    fn damage(&mut self, after: &MountsModel) {
+        let blob = || {
+            let blobs = largest_files(&self.env.machine.cache().join("tenants"), DAMAGED_FILE_BYTES as u64);
+            blobs.into_iter().find(|path| path.extension().is_none())
+        };
+        eventually("all of the file is in the cache", || blob().is_some());
+        flip_byte(&blob().expect("it is there"), FLIPPED_OFFSET);
+        let ran = self.verify();
+        assert!(ran.out.contains("large") && ran.err.contains("1 blob damaged"), "{}{}", ran.out, ran.err);
+        let (directory, file) = SOURCES[DAMAGED_SOURCE];
+        let original = fs::read(self.env.bucket().join(directory).join(file)).expect("read");
+        for number in after
+            .mounts
+            .iter()
+            .filter(|(_, (source, _))| *source == DAMAGED_SOURCE)
+            .map(|(number, _)| *number)
+        {
+            let path = self.point(number).join(file);
+            eventually("it is read right again", || fs::read(&path).is_ok_and(|read| read == original));
+        }
+        self.was_damaged = true;
+    }
 }
 
 impl StateMachineTest for RealMounts {
@@ -130,7 +205,7 @@ impl StateMachineTest for RealMounts {
 
     fn init_test(_: &MountsModel) -> Self {
         let env = TestEnv::new();
-        env.put("large/a", (3 << 20) + 5);
+        env.put("large/a", DAMAGED_FILE_BYTES);
         env.put("large/b", 200_000);
         (0..20).for_each(|number| drop(env.put(&format!("small/{number}"), 900 + number)));
         // A secret with a name, which outlives both processes.
@@ -140,7 +215,8 @@ impl StateMachineTest for RealMounts {
         });
         fs::write(secrets.join("s3"), secret.to_string()).expect("written");
         let config = format!("secrets = [{secrets:?}]");
-        Self { agent: Some(env.machine.agent(&config)), open: BTreeMap::new(), config, env }
+        let (agent, open) = (Some(env.machine.agent(&config)), BTreeMap::new());
+        Self { agent, open, was_damaged: false, config, env }
     }
 
     fn apply(mut real: Self, after: &MountsModel, step: MountStep) -> Self {
@@ -159,14 +235,14 @@ impl StateMachineTest for RealMounts {
             }
             MountStep::Unmount(number) => {
                 let point = real.point(number);
-                if after.0.contains_key(&number) {
+                if after.mounts.contains_key(&number) {
                     real.env.machine.run(&["umount".as_ref(), point.as_os_str()]).fails(&["in use"]);
                 } else {
                     real.env.machine.umount(&point);
                 }
             }
             MountStep::Open(number) => {
-                let (source, _) = after.0[&number];
+                let (source, _) = after.mounts[&number];
                 let file = File::open(real.point(number).join(SOURCES[source].1)).expect("opened");
                 real.open.insert(number, file);
             }
@@ -180,6 +256,9 @@ impl StateMachineTest for RealMounts {
                 real.open.clear();
                 real.agent = Some(real.env.machine.agent(&real.config));
             }
+            MountStep::StopFdstore => real.signal_fdstore(Signal::STOP),
+            MountStep::ContinueFdstore => real.signal_fdstore(Signal::CONT),
+            MountStep::Damage => real.damage(after),
             MountStep::DropCaches => drop_caches(),
         }
         real
@@ -188,14 +267,17 @@ impl StateMachineTest for RealMounts {
     fn check_invariants(real: &Self, model: &MountsModel) {
         // Not at once where a process with mounts of its own, of another test perhaps, has a copy of one that has ended.
         eventually("the agent has the mounts of the model", || {
-            real.agent().status()["mounts"].as_array().is_some_and(|mounts| mounts.len() == model.0.len())
+            real.agent().status()["mounts"]
+                .as_array()
+                .is_some_and(|mounts| mounts.len() == model.mounts.len())
         });
         let status = real.agent().status();
         assert_eq!(status["lost"].as_array().map_or(0, Vec::len), 0, "{status}");
+        let mut is_stale = false;
         for (number, name) in POINTS.iter().enumerate() {
             let path = real.point(number);
-            assert_eq!(is_mounted(&path), model.0.contains_key(&number), "{name}");
-            let Some((source, open)) = model.0.get(&number) else { continue };
+            assert_eq!(is_mounted(&path), model.mounts.contains_key(&number), "{name}");
+            let Some((source, open)) = model.mounts.get(&number) else { continue };
             let (directory, file) = SOURCES[*source];
             let original = real.env.bucket().join(directory);
             assert_same_tree(&original, &path);
@@ -204,8 +286,19 @@ impl StateMachineTest for RealMounts {
                 let expected = fs::read(original.join(file)).expect("read");
                 let mut read = vec![0; expected.len()];
                 open.read_exact_at(&mut read, 0).expect("what is open is served on");
+                if real.was_damaged && *source == DAMAGED_SOURCE && read != expected {
+                    // The kernel read it by itself before it was damaged, and goes on.
+                    read[FLIPPED_OFFSET as usize] ^= 1;
+                    is_stale = true;
+                }
                 assert_same(&expected, &read, "what is open");
             }
+        }
+        if real.was_damaged {
+            eventually("verify names what is still read wrongly, and nothing else", || {
+                let named = real.verify().out.contains("removed before, and still open");
+                named == is_stale
+            });
         }
     }
 }

@@ -123,7 +123,7 @@ fn cat(file: &Path) -> Child {
 }
 
 /// Waits until the process sleeps in a request to a file system.
-fn wait_until_blocked(child: &Child) {
+pub fn wait_until_blocked(child: &Child) {
     let wchan = format!("/proc/{}/wchan", child.id());
     eventually("a reader waits for the mount", || {
         fs::read_to_string(&wchan).is_ok_and(|at| at.contains("request_wait") || at.contains("folio"))

@@ -2,6 +2,7 @@
 //!
 //! `scripts/earlier-version` builds the earlier one. A version without a way back is an outage, so both directions count.
 
+use std::fs;
 use std::path::PathBuf;
 
 use bdnfs_tests::cluster::{ClusterHost, TestCluster};
@@ -17,7 +18,7 @@ use bdnfs_tests::tree::{assert_same_tree, write_tree};
 use crate::takeover::SLOW;
 
 const MIB: usize = 1 << 20;
-/// How often one build takes over from the other.
+/// How often one build takes over from the other: each way, as agent and as fd store, after a crash and after a restart.
 const TAKEOVERS: usize = 6;
 
 /// The earlier build and this one, the earlier one first if `downgrade` is false.
@@ -25,6 +26,17 @@ fn builds(downgrade: bool) -> [Option<PathBuf>; 2] {
     let before = target().parent().expect("a directory above the profile's").join("before/debug/bdnfs");
     assert!(before.exists(), "{} is missing; scripts/earlier-version makes it", before.display());
     if downgrade { [None, Some(before)] } else { [Some(before), None] }
+}
+
+/// The program that `build` is.
+fn program_of(build: &Option<PathBuf>) -> PathBuf {
+    build.clone().unwrap_or_else(|| target().join("bdnfs")).canonicalize().expect("a program")
+}
+
+/// The program of the fd store of `machine`.
+fn fdstore_program(machine: &Machine) -> PathBuf {
+    let [store] = machine.fdstores()[..] else { panic!("not one fd store: {:?}", machine.fdstores()) };
+    fs::read_link(format!("/proc/{store}/exe")).expect("it runs")
 }
 
 /// Agent, fd store and cache: readers of large files, of small ones, and of what is staged meanwhile notice nothing.
@@ -48,14 +60,17 @@ fn takeovers(downgrade: bool) {
         readers.wait_for_progress();
         match takeover {
             2 => assert_eq!(agent.ask("POST", "/v1/mounts/1/stage", "").code, 200),
-            // The next fd store is of the same build as this agent.
-            3 => {
-                env.machine.kill_fdstore();
-                eventually("there is another", || agent.log().contains("another fd store has 2 of 2 mounts"));
-            }
             4 => env.proxy.set(NetworkFault::default()),
             _ => {}
         }
+        // The fd store so far is of the build that this agent took over from, unless that did not know a message, and was replaced;
+        // the next one is of this agent's.
+        let stores = || agent.log().matches("another fd store has 2 of 2 mounts").count();
+        let before = stores();
+        env.machine.kill_fdstore();
+        eventually("there is another", || stores() > before);
+        assert_eq!(fdstore_program(&env.machine), program_of(&builds[(takeover - 1) % 2]));
+        readers.wait_for_progress();
         // As package managers restart a service, and as a crash does.
         if takeover % 2 == 0 {
             agent.end()

@@ -154,6 +154,45 @@ fn mount_whose_agent_died_before_it_told_of_removed_damage_is_read_right_with_th
 }
 
 #[test]
+fn damaged_file_open_or_mapped_since_an_earlier_agent_is_named_by_verify_until_it_is_closed() {
+    for (is_mapped, is_removed_before) in [(false, true), (true, true), (false, false), (true, false)] {
+        let case = format!("mapped: {is_mapped}, removed before: {is_removed_before}");
+        let env = TestEnv::new();
+        let bytes = env.put("model", 17 * MIB);
+        let cache = env.machine.cache().to_str().unwrap();
+        let verify = || env.machine.run(&["cache", "verify", "--cache-dir", cache]);
+        let next_agent = || env.machine.agent("scrub_interval = \"0s\"");
+        let mut agent = next_agent();
+        let model = env.machine.mount_with("s3://bucket", "mnt", &["--wait"]).join("model");
+        let file = File::open(&model).unwrap();
+        // SAFETY: what is mapped is not read.
+        let mapped = is_mapped.then(|| unsafe { memmap2::Mmap::map(&file) }.unwrap());
+        let file = Some(file).filter(|_| !is_mapped);
+        flip_byte(&largest_file(&env.machine.cache().join("tenants")), 5);
+        if is_removed_before {
+            verify().fails(&["1 blob damaged"]);
+        }
+        agent.crash();
+        agent = next_agent();
+        if !is_removed_before {
+            verify().fails(&["1 blob damaged"]);
+        }
+        eventually("it is read right again", || fs::read(&model).is_ok_and(|read| read == bytes));
+        for _ in 0..2 {
+            let ran = verify();
+            assert!(ran.out.contains("model: removed before, and still open"), "{case}: {}", ran.out);
+            ran.fails(&["1 file removed before"]);
+            agent.crash();
+            agent = next_agent();
+        }
+        drop((file, mapped));
+        eventually(&format!("all is well ({case})"), || verify().code == Some(0));
+        env.machine.umount(&env.machine.directory("mnt"));
+        agent.stop();
+    }
+}
+
+#[test]
 fn mount_whose_fdstore_is_stopped_or_killed_reads_anew_what_was_damaged() {
     for kills in [false, true] {
         let env = TestEnv::new();
