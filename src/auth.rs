@@ -11,6 +11,7 @@
 //! asks those services. A `KeyCache` holds the key of one source: however many requests need a new one, it is asked for
 //! once. What a configuration may say of all this is in [`crate::source`].
 
+mod azure_signature;
 pub(crate) mod key_cache;
 pub mod load;
 mod refresh;

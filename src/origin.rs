@@ -33,6 +33,9 @@ pub(crate) use local::version as file_version;
 /// The word that begins the version of a file which is the whole source, in the manifests of hubs and buckets.
 const SINGLE_FILE_MARK: &str = "alone";
 
+/// The beginning of the version of a file whose server ignores Range.
+const WHOLE_MARK: &str = "whole ";
+
 /// Opens the origin that `uri` names. Whether what it names exists, only a listing tells. A revision of the Hugging Face
 /// Hub is resolved here and once: the origin is the commit, and no later push changes it.
 ///
@@ -71,7 +74,7 @@ pub(crate) fn is_unconditional(version: &[u8]) -> bool {
 
 /// Whether the origin of `version` sends files only whole and from their beginning.
 pub(crate) fn is_sequential(version: &[u8]) -> bool {
-    web::is_sequential(version)
+    version.starts_with(WHOLE_MARK.as_bytes())
 }
 
 /// The name of the file at `path` below `origin`, for messages.

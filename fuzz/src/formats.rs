@@ -6,11 +6,11 @@ use bdnfs::block::{self, BLOCK, Check};
 use bdnfs::cache::presence::{self, BlockState, Presence};
 use bdnfs::checkpoint::{CheckpointId, SavedCheckpoint};
 use bdnfs::digest::Digest;
+use bdnfs::error::Kind;
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::Ref;
 use bdnfs::mirror::frames;
 use bdnfs::mirror::homes::HomeReport;
-use bdnfs::mirror::lease::Purpose;
 use bdnfs::mirror::multipart::MirrorStore;
 use bdnfs::mirror::record::MirrorRecord;
 use chrono::DateTime;
@@ -122,11 +122,58 @@ pub(crate) fn mirror_draft(bytes: &[u8]) {
     block_on(async {
         let journal = Path::from(format!("tenants/t/drafts/{recipe}/1-1"));
         store.put(&journal, PutPayload::from(whole)).await.expect("memory");
-        let lease = mirror.lease(Purpose::Add).await.expect("memory");
+        let lease = mirror.add_lease().await.expect("memory");
         if let Ok(Some((draft, _))) = mirror.resume_draft(&recipe, size, &lease).await {
             assert!(draft.blocks() <= block::count(size));
         }
         lease.release().await;
+    });
+}
+
+/// The object of a known recipe, found where it would lie. The bytes get the right digest.
+pub(crate) fn recipe(bytes: &[u8]) {
+    let mut words = bytes.trim_ascii_end().splitn(3, |byte| *byte == b' ');
+    let (made, named) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let recipe = str::from_utf8(named).ok().and_then(|named| named.parse().ok());
+    let recipe: Digest = recipe.unwrap_or(Digest::of(bytes));
+    let checked = [made, b" ", named].concat();
+    let right = [&checked[..], format!(" {}\n", Digest::of(&checked)).as_bytes()].concat();
+    let store = Arc::new(InMemory::new());
+    let mirror = Mirror::new(MirrorStore::service(store.clone(), ""), "memory", "t", std::env::temp_dir());
+    let mirror = mirror.expect("a tenant");
+    block_on(async {
+        let object = Path::from(format!("tenants/t/recipes/{:02x}/{recipe}", recipe.0[0]));
+        for text in [bytes.to_vec(), right] {
+            store.put(&object, PutPayload::from(text)).await.expect("memory");
+            let found = mirror.find_by_recipe(&recipe, DateTime::UNIX_EPOCH).await.expect("memory");
+            assert_eq!(found, None, "there is no blob");
+        }
+    });
+}
+
+/// The lease of another process: the name of its object in the first line, then the object. A writer of an exclusive mirror reads
+/// all of them.
+pub(crate) fn lease(bytes: &[u8]) {
+    let mut parts = bytes.splitn(2, |byte| *byte == b'\n');
+    let name = String::from_utf8_lossy(parts.next().unwrap_or_default());
+    let text = parts.next().unwrap_or_default();
+    if name.is_empty() {
+        return;
+    }
+    let store = Arc::new(InMemory::new());
+    let mirror = Mirror::new(MirrorStore::service(store.clone(), ""), "memory", "t", std::env::temp_dir());
+    let mirror = mirror.expect("a tenant");
+    block_on(async {
+        mirror.init_exclusive().await.expect("memory");
+        let object = Path::from_iter(["tenants", "t", "leases", &*name]);
+        store.put(&object, PutPayload::from(text.to_vec())).await.expect("memory");
+        match mirror.add_lease().await {
+            Ok(lease) => lease.release().await,
+            Err(error) => {
+                assert_eq!(error.kind(), Kind::Busy, "{error}");
+                assert!(!error.to_string().contains('\n'), "{error}");
+            }
+        }
     });
 }
 

@@ -5,6 +5,7 @@
 //! beside one good input each to begin with, and `tests/inputs.rs` runs all of them with every change.
 
 mod configuration;
+mod credential_formats;
 mod formats;
 mod manifest;
 mod peers;
@@ -21,6 +22,8 @@ pub const DECODERS: &[(&str, Decoder)] = &[
     ("ref", formats::mirror_ref),
     ("mirror-json", formats::mirror_json),
     ("mirror-draft", formats::mirror_draft),
+    ("recipe", formats::recipe),
+    ("lease", formats::lease),
     ("zstd-frame", formats::zstd_frame),
     ("presence-map", formats::presence_map),
     ("fuse-request", formats::fuse_request),
@@ -30,6 +33,15 @@ pub const DECODERS: &[(&str, Decoder)] = &[
     ("config-json", configuration::json),
     ("config-toml", configuration::toml),
     ("job-json", configuration::job),
+    ("publication-json", configuration::publication),
+    ("container-volume-json", configuration::container_volume),
+    ("attributes", configuration::attributes),
+    ("uri", configuration::uri),
+    ("secret", credential_formats::secret),
+    ("secrets-toml", credential_formats::secrets),
+    ("token-aws", credential_formats::aws_token),
+    ("token-google", credential_formats::google_token),
+    ("token-azure", credential_formats::azure_token),
     ("listing-s3", services::s3),
     ("listing-gcs", services::gcs),
     ("listing-azure", services::azure),

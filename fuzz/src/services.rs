@@ -55,7 +55,7 @@ impl Service {
 }
 
 /// Answers one request after the other, until the client has enough.
-fn serve(connection: TcpStream, answer: &Mutex<Vec<u8>>) {
+pub(crate) fn serve(connection: TcpStream, answer: &Mutex<Vec<u8>>) {
     let Ok(mut replies) = connection.try_clone() else { return };
     let mut requests = BufReader::new(connection);
     let (mut request, mut line) = (String::new(), String::new());

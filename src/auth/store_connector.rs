@@ -11,7 +11,6 @@ use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use http_body_util::{BodyExt, Limited};
 use object_store::aws::AwsAuthorizer;
-use object_store::azure::AzureCredential;
 use object_store::client::{
     ClientOptions, HttpClient as StoreHttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest,
     HttpResponse, HttpService,
@@ -22,13 +21,12 @@ use reqwest::{Method, StatusCode};
 use tokio::time::timeout;
 
 use super::store_adapter::{engine_error, http_error};
-use super::{AuthKey, KeyCache};
+use super::{AuthKey, KeyCache, azure_signature};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{
     MAX_ERROR_BODY_BYTES, MAX_RESPONSE_TIMEOUT, UnreachableRetry, header, named_region, send_hedged, silent,
 };
-use crate::source::Secret;
 
 /// The header with what `object_store` signed of the content: its SHA-256, or that it did not.
 const CONTENT_HASH: &str = "x-amz-content-sha256";
@@ -51,6 +49,8 @@ pub(crate) struct StoreConnector {
     pub client: reqwest::Client,
     /// The region that requests are signed for; `None` for a service that does not speak S3.
     pub region: Option<String>,
+    /// The storage account that requests are signed for; `None` for a service that is not Azure's.
+    pub account: Option<String>,
 }
 
 impl HttpConnector for StoreConnector {
@@ -58,7 +58,8 @@ impl HttpConnector for StoreConnector {
         let client = StoreHttpClient::new(self.client.clone());
         let region =
             self.region.clone().map(|signed| BucketRegion { named: Mutex::new(signed.clone()), signed });
-        Ok(StoreHttpClient::new(StoreHttp { client, keys: self.keys.clone(), region }))
+        let (keys, account) = (self.keys.clone(), self.account.clone());
+        Ok(StoreHttpClient::new(StoreHttp { client, keys, region, account }))
     }
 }
 
@@ -76,6 +77,7 @@ struct StoreHttp {
     client: StoreHttpClient,
     keys: Arc<KeyCache>,
     region: Option<BucketRegion>,
+    account: Option<String>,
 }
 
 #[async_trait]
@@ -91,6 +93,10 @@ impl HttpService for StoreHttp {
             && let Some(used) = used
             && let Ok(Some(other)) = self.keys.replace(&used).await
         {
+            if let Some(account) = &self.account {
+                let signed = azure_signature::sign_again(account, &mut request, &used.key, &other.key);
+                signed.map_err(http_error)?;
+            }
             answer = self.call_with(request, Some(&other.key)).await?;
         }
         if answer.status() == StatusCode::NOT_IMPLEMENTED {
@@ -107,14 +113,7 @@ impl StoreHttp {
         if let Some(region) = &self.region {
             return self.call_in_region(request, region, key).await;
         }
-        let token = match key {
-            Some(AuthKey::Azure(key)) => match &**key {
-                AzureCredential::BearerToken(token) => Some(AuthKey::Bearer(Secret::new(token.clone()))),
-                _ => None,
-            },
-            key => key.cloned(),
-        };
-        if let Some(value) = token.and_then(|token| token.authorization().ok()?) {
+        if let Some(value) = key.and_then(|token| token.authorization().ok()?) {
             request.headers_mut().insert(AUTHORIZATION, value);
         }
         self.send(request).await
@@ -245,6 +244,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use object_store::aws::AwsCredential;
+    use object_store::azure::AzureCredential;
     use object_store::client::HttpRequestBody;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
@@ -253,27 +253,33 @@ mod tests {
     use crate::auth::IssuedKey;
     use crate::auth::key_cache::KeyIssuer;
     use crate::http_client::mirror_client;
+    use crate::source::Secret;
 
     /// Issues another key each time.
-    #[derive(Debug, Default)]
+    #[derive(Debug)]
     struct RotatingIssuer {
         issued: AtomicUsize,
-        bearer: bool,
+        make: fn(String) -> AuthKey,
+    }
+
+    fn aws(name: String) -> AuthKey {
+        let secret_key = "secret".to_owned();
+        AuthKey::Aws(Arc::new(AwsCredential { key_id: name, secret_key, token: None }))
+    }
+
+    fn bearer(name: String) -> AuthKey {
+        AuthKey::Bearer(Secret::new(name))
+    }
+
+    fn azure_sas(name: String) -> AuthKey {
+        AuthKey::Azure(Arc::new(AzureCredential::SASToken(vec![("sig".to_owned(), name)])))
     }
 
     #[async_trait]
     impl KeyIssuer for RotatingIssuer {
         async fn issue(&self, _: bool) -> Result<IssuedKey> {
             let name = format!("key{}", self.issued.fetch_add(1, Relaxed));
-            let key = match self.bearer {
-                true => AuthKey::Bearer(Secret::new(name)),
-                false => AuthKey::Aws(Arc::new(AwsCredential {
-                    key_id: name,
-                    secret_key: "secret".to_owned(),
-                    token: None,
-                })),
-            };
-            Ok(IssuedKey::of(key, None))
+            Ok(IssuedKey::of((self.make)(name), None))
         }
     }
 
@@ -288,7 +294,8 @@ mod tests {
                     connection.read_buf(&mut request).await.expect("read");
                 }
                 let request = String::from_utf8(request).expect("text");
-                let authorizations = request.matches("authorization: ").count();
+                let authorizations =
+                    request.matches("authorization: ").count() + request.matches("?sig=").count();
                 let right = authorizations == 1 && request.contains("key1") && !request.contains("old token");
                 let status = if right { "200 OK" } else { "403 Forbidden" };
                 let answer = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
@@ -301,19 +308,26 @@ mod tests {
     #[tokio::test]
     async fn mirror_request_with_rotated_key_is_signed_and_sent_again() {
         let url = service().await;
-        for region in [Some("us-east-1".to_owned()), None] {
-            let issuer = RotatingIssuer { bearer: region.is_none(), ..RotatingIssuer::default() };
-            let keys = Arc::new(KeyCache::with_issuer(Box::new(issuer)));
+        let (region, account) = (Some("us-east-1".to_owned()), Some("account".to_owned()));
+        for (make, region, account) in
+            [(aws as fn(String) -> AuthKey, region, None), (bearer, None, None), (azure_sas, None, account)]
+        {
+            let keys = Arc::new(KeyCache::with_issuer(Box::new(RotatingIssuer { issued: 0.into(), make })));
             let client = mirror_client(None, MAX_RESPONSE_TIMEOUT).expect("a client");
-            let connector = StoreConnector { keys, client, region };
+            let connector = StoreConnector { keys, client, region, account };
             let store = connector.connect(&ClientOptions::new()).expect("a store");
             let mut request = HttpRequest::new(HttpRequestBody::from(Bytes::from_static(b"body")));
             *request.method_mut() = Method::PUT;
             *request.uri_mut() = url.parse().expect("a URL");
-            request.headers_mut().insert(AUTHORIZATION, "signed with key0".parse().expect("a header"));
-            request.headers_mut().insert(SESSION_TOKEN, "old token".parse().expect("a header"));
-            if connector.region.is_none() {
-                request.headers_mut().remove(SESSION_TOKEN);
+            match &connector.account {
+                Some(_) => *request.uri_mut() = format!("{url}/o?sig=key0").parse().expect("a URL"),
+                None => {
+                    let signed = "signed with key0".parse().expect("a header");
+                    request.headers_mut().insert(AUTHORIZATION, signed);
+                }
+            }
+            if connector.region.is_some() {
+                request.headers_mut().insert(SESSION_TOKEN, "old token".parse().expect("a header"));
             }
             assert_eq!(store.execute(request).await.expect("an answer").status(), StatusCode::OK);
         }

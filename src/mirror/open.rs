@@ -55,7 +55,11 @@ fn cloud(uri: &Uri, access: &Access, keys: &Arc<KeyCache>) -> Result<MirrorStore
     let service = BucketService::of(uri, access)?;
     let client = http_client::mirror_client(access.authorities.as_deref(), REQUEST_TIMEOUT)?;
     let region = Some(service.region.clone()).filter(|region| !region.is_empty());
-    let connector = StoreConnector { keys: keys.clone(), client, region };
+    let account = match uri {
+        Uri::Azure { account, .. } => Some(account.clone()),
+        _ => None,
+    };
+    let connector = StoreConnector { keys: keys.clone(), client, region, account };
     let anonymous = access.is_anonymous(uri);
     Ok(match uri {
         Uri::S3 { bucket, prefix } | Uri::R2 { bucket, prefix, .. } | Uri::Cw { bucket, prefix } => {

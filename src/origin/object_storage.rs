@@ -70,7 +70,7 @@ impl BucketOrigin {
             name: name.to_owned(),
             identity: uri.identity(access),
             prefix: prefix.clone(),
-            client: BucketClient { http: client, keys, api },
+            client: BucketClient { http: client, keys, api, foreign: access.endpoint(uri).is_some() },
             escape: access.escape,
         })
     }
@@ -101,9 +101,14 @@ impl BucketOrigin {
             let text = "the service sends it encoded (Content-Encoding), so perhaps not as it is stored";
             return Err(Error::new(Kind::Corrupt, format!("{}: {text}", wanted.name)));
         }
-        wanted.check_range(&answer)?;
+        let whole = pinned.whole && wanted.is_whole(&answer)?;
+        if !whole {
+            wanted.check_range(&answer)?;
+        }
         let (tag, body) = match self.client.api.version_tag(answer.headers()) {
+            Some(tag) if whole => (Some(tag), wanted.body_of_whole(answer)),
             Some(tag) => (Some(tag), wanted.body(answer)),
+            None if pinned.whole => return Err(wanted.lacks_version()),
             None => {
                 // Some services tell no version with the content. The version of the listing is the pinned one before
                 // the response (the condition) and after its end, so it was in between.

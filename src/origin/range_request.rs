@@ -65,6 +65,12 @@ impl RangeRequest {
         changed(&self.name, how)
     }
 
+    /// The error for a response without the version that the server's earlier ones had.
+    pub(super) fn lacks_version(&self) -> Error {
+        let text = "the server's response lacks the version of its earlier ones; perhaps another server responds in its place";
+        self.error(Kind::Unsupported, text)
+    }
+
     /// Checks that the body of `response` is exactly the range, not encoded.
     pub(super) fn check(&self, response: &Response) -> Result<()> {
         let encoded =

@@ -18,10 +18,10 @@ use reqwest::{Method, Request, Response, StatusCode};
 use url::Url;
 
 use self::directory_index::IndexFormat;
-use self::validator::{Validator, WHOLE_MARK};
+use self::validator::Validator;
 use super::range_request::{RangeRequest, condition};
 use super::redirect::RedirectGuard;
-use super::{display_path, foreign_version};
+use super::{display_path, foreign_version, is_sequential};
 use crate::auth::{IssuedKey, KeyCache};
 use crate::blob::Blob;
 use crate::digest::Digest;
@@ -140,8 +140,7 @@ impl WebOrigin {
         }
         let response = self.send(&request).await.map_err(|e| wanted.failed(e))?;
         if Validator::of(response.headers()).is_none() && validator.condition().is_some() {
-            let text = "the server's response lacks the version of its earlier ones; perhaps another server responds in its place";
-            return Err(Error::new(Kind::Unsupported, format!("{}: {text}", wanted.name)));
+            return Err(wanted.lacks_version());
         }
         if !validator.matches(response.headers()) {
             return Err(wanted.changed("the server sends another version of it"));
@@ -190,11 +189,6 @@ impl Origin for WebOrigin {
 /// Whether no request can be conditional on `version`, and so nothing of it is read before it is whole and checked.
 pub(super) fn is_unconditional(version: &[u8]) -> bool {
     matches!(Validator::decode(version), Some(Validator::Sha256(_)))
-}
-
-/// Whether the server of `version` ignored Range when it was listed.
-pub(super) fn is_sequential(version: &[u8]) -> bool {
-    version.starts_with(WHOLE_MARK)
 }
 
 impl UrlLayout {

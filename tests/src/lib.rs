@@ -1,7 +1,7 @@
 //! The test kit: the outside world, in the process of a test.
 //!
 //! Servers run on loopback, each on threads of its own ([`serve`]): S3 ([`s3`]; of more objects than could be stored,
-//! [`large_bucket`]), AWS's token service ([`sts`]), a Hugging Face Hub ([`hub`]), plain web ([`web`]) and a collector of traces
+//! [`large_bucket`]), the other clouds ([`clouds`]), AWS's token service ([`sts`]), a Hugging Face Hub ([`hub`]), plain web ([`web`]) and a collector of traces
 //! ([`collector`]). What they served can be counted ([`requests`]), and what they serve can be broken while they run ([`fault`],
 //! [`proxy`]). The program under test is the real `bdnfs` binary with real mounts ([`machine`]; as an [`agent`], in a
 //! [`mount_namespace`], with certificates of an [`ca`], or several of them in a [`cluster`] with a [`network`] and [`dns`]; as a
@@ -11,6 +11,7 @@
 
 pub mod agent;
 pub mod ca;
+pub mod clouds;
 pub mod cluster;
 pub mod collector;
 pub mod command_output;

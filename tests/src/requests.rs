@@ -5,14 +5,18 @@ use std::sync::Arc;
 
 use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
-use axum::http::header::CONTENT_LENGTH;
+use axum::http::header::{CONTENT_LENGTH, RANGE};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::{Router, http::Method};
 use futures_util::TryStreamExt;
 use parking_lot::Mutex;
 
-/// The requests that one server served, by method and path. Clones are handles to the same list.
+/// The range that a listing asks a bucket for, to see whether its service has ranges. Nothing is ever read in such parts.
+const PROBED_RANGE: &str = "bytes=1-1";
+
+/// The requests that one server served, by method and path, but for those of a listing that asks whether there are ranges.
+/// Clones are handles to the same list.
 #[derive(Clone, Debug, Default)]
 pub struct RequestCounter(Arc<Mutex<BTreeMap<(Method, String), RequestCount>>>);
 
@@ -73,6 +77,9 @@ impl RequestCounter {
 }
 
 async fn count(State(requests): State<RequestCounter>, request: Request, next: Next) -> Response {
+    if request.headers().get(RANGE).is_some_and(|range| range == PROBED_RANGE) {
+        return next.run(request).await;
+    }
     let key = (request.method().clone(), request.uri().path().to_owned());
     requests.add(&key, RequestCount { requests: 1, ..RequestCount::default() });
     let (head, body) = request.into_parts();

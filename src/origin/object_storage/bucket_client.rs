@@ -1,10 +1,11 @@
 //! Requests to one bucket: signed anew for each attempt, and retried after a passing failure.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use object_store::client::{HttpRequest, HttpRequestBody};
 use reqwest::header::HeaderMap;
-use reqwest::{Method, Response};
+use reqwest::{Method, Response, StatusCode};
 
 use super::object_api::{ObjectApi, ObjectEntry, ObjectPage};
 use super::object_version::VersionTag;
@@ -12,10 +13,13 @@ use crate::auth::store_adapter::engine_request;
 use crate::auth::{IssuedKey, KeyCache};
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{self, HttpClient, retry, retry_listing};
-use crate::origin::range_request::set_range;
+use crate::origin::range_request::{is_part, set_range};
 
 /// The largest page that is read, in bytes: 1,000 keys (the most that a page has) at 1 KiB, encoded, and the rest.
 const MAX_PAGE_BYTES: usize = 16 << 20;
+
+/// What is asked for to see whether a service has ranges: no file is ever read in such parts.
+const PROBED_RANGE: Range<u64> = 1..2;
 
 /// The client of one bucket.
 #[derive(Debug)]
@@ -23,6 +27,8 @@ pub(super) struct BucketClient {
     pub http: HttpClient,
     pub keys: KeyCache,
     pub api: Box<dyn ObjectApi>,
+    /// Whether the service is another than its scheme's own, and so perhaps one that ignores Range.
+    pub foreign: bool,
 }
 
 impl BucketClient {
@@ -67,6 +73,16 @@ impl BucketClient {
             }
         }
         Ok(None)
+    }
+
+    /// Whether the service ignores Range, and sends all of an object of more than two bytes. One that tells no version with the
+    /// content is not one of those: [`BucketOrigin`](super::BucketOrigin) would have to hold all of it in memory.
+    pub(super) async fn ignores_range(&self, key: &str, tag: &VersionTag) -> Result<bool> {
+        let (url, mut headers) = (|| self.api.object_url(key, tag), HeaderMap::new());
+        set_range(&mut headers, &PROBED_RANGE);
+        let answer = self.send(Method::GET, &url, &headers).await?;
+        let whole = answer.status() == StatusCode::OK && !is_part(&answer);
+        Ok(whole && self.api.version_tag(answer.headers()).is_some())
     }
 
     /// Sends a request to what `url` tells, and once more if the bucket is in another region than it was asked for in.

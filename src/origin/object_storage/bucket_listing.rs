@@ -5,7 +5,8 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::bucket_client::BucketClient;
 use super::object_api::ObjectEntry;
-use super::object_version::ObjectVersion;
+use super::object_version::{ObjectVersion, VersionTag};
+use crate::block::BLOCK;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{ListedFile, Listing};
 use crate::origin::pagination::Pagination;
@@ -16,13 +17,16 @@ const PARALLEL_PROBES: usize = 16;
 /// Lists all objects whose keys begin with `prefix`. Returns whether there are any.
 pub(super) async fn list_below(client: &BucketClient, prefix: &str, listing: &mut Listing) -> Result<bool> {
     let (mut pages, mut next) = (Pagination::of("the service"), None);
+    let mut ranges = RangeProbe::new(client);
     loop {
         let page = client.page(prefix, next.as_deref()).await?;
         pages.check_keys(page.objects.iter().map(|object| &*object.key))?;
         let complete = page.objects.into_iter().map(|object| complete(client, object));
         let objects: Vec<_> = stream::iter(complete).buffered(PARALLEL_PROBES).try_collect().await?;
+        let chosen = ranges.choose(client, listing, &objects, prefix.as_bytes());
+        ranges.ask(client, chosen).await;
         for object in &objects {
-            list_object(client, listing, object, prefix)?;
+            list_object(client, listing, (object, &ranges), prefix)?;
         }
         listing.check_spill()?;
         let Some(following) = page.next else { return Ok(pages.has_keys()) };
@@ -31,11 +35,50 @@ pub(super) async fn list_below(client: &BucketClient, prefix: &str, listing: &mu
     }
 }
 
+/// Whether a service ignores Range; `None` as long as no object has shown it.
+struct RangeProbe(Option<bool>);
+
+impl RangeProbe {
+    /// The services of the schemes themselves have ranges, and are not asked.
+    fn new(client: &BucketClient) -> Self {
+        Self((!client.foreign).then_some(false))
+    }
+
+    /// The first of `objects` that would be read in parts, if one is to be asked for.
+    fn choose<'a>(
+        &self,
+        client: &BucketClient,
+        listing: &Listing,
+        objects: &'a [ObjectEntry],
+        prefix: &[u8],
+    ) -> Option<(&'a str, &'a VersionTag)> {
+        let named = |object: &'a ObjectEntry| {
+            let path = object.key.strip_prefix(prefix)?;
+            let large = object.size > BLOCK && !object.directory && listing.selects(path);
+            let key = std::str::from_utf8(&object.key).ok().filter(|key| client.api.can_name(key))?;
+            large.then_some((key, object.tag.as_ref()?))
+        };
+        self.0.is_none().then(|| objects.iter().find_map(named)).flatten()
+    }
+
+    /// Asks with the object that was chosen. Where that fails, a reader will see why.
+    async fn ask(&mut self, client: &BucketClient, chosen: Option<(&str, &VersionTag)>) {
+        if let Some((key, tag)) = chosen {
+            self.0 = client.ignores_range(key, tag).await.ok();
+        }
+    }
+
+    /// Whether `object` is sent whole only.
+    fn is_whole(&self, object: &ObjectEntry) -> bool {
+        self.0 == Some(true) && object.size > BLOCK
+    }
+}
+
 /// Lists an object whose key begins with `prefix`.
 fn list_object(
     client: &BucketClient,
     listing: &mut Listing,
-    object: &ObjectEntry,
+    (object, ranges): (&ObjectEntry, &RangeProbe),
     prefix: &str,
 ) -> Result<()> {
     let Some(path) = object.key.strip_prefix(prefix.as_bytes()) else {
@@ -55,7 +98,7 @@ fn list_object(
         Ok(key) if !client.api.can_name(key) => {
             listing.refuse(path, "a part of its key is '.' or '..', so no request can name it");
         }
-        Ok(_) => list_file(listing, object, path, false)?,
+        Ok(_) => list_file(listing, (object, ranges), path, false)?,
     }
     Ok(())
 }
@@ -77,12 +120,21 @@ pub(super) async fn list_single(
     object: ObjectEntry,
     listing: &mut Listing,
 ) -> Result<()> {
-    let object = &complete(client, object).await?;
-    let name = object.key.rsplit(|b| *b == b'/').next().unwrap_or(&object.key);
-    list_file(listing, object, name, true)
+    let object = complete(client, object).await?;
+    let name = object.key.iter().rposition(|b| *b == b'/').map_or(0, |slash| slash + 1);
+    let (above, name) = object.key.split_at(name);
+    let mut ranges = RangeProbe::new(client);
+    let chosen = ranges.choose(client, listing, std::slice::from_ref(&object), above);
+    ranges.ask(client, chosen).await;
+    list_file(listing, (&object, &ranges), name, true)
 }
 
-fn list_file(listing: &mut Listing, object: &ObjectEntry, path: &[u8], alone: bool) -> Result<()> {
+fn list_file(
+    listing: &mut Listing,
+    (object, ranges): (&ObjectEntry, &RangeProbe),
+    path: &[u8],
+    alone: bool,
+) -> Result<()> {
     let tag = object.tag.clone().ok_or_else(|| {
         let key = String::from_utf8_lossy(&object.key);
         let text = format!(
@@ -90,7 +142,8 @@ fn list_file(listing: &mut Listing, object: &ObjectEntry, path: &[u8], alone: bo
         );
         Error::new(Kind::Unsupported, text)
     })?;
-    let version = ObjectVersion { tag, alone, escaped: listing.escapes() }.encode();
+    let whole = ranges.is_whole(object);
+    let version = ObjectVersion { tag, whole, alone, escaped: listing.escapes() }.encode();
     let (version, size) = (version.as_bytes(), object.size);
     let mtime = timestamp(&object.modified);
     listing.file(ListedFile { path, size, mtime, executable: false, version, sha256: None });

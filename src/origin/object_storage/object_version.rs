@@ -1,12 +1,14 @@
 //! The version of an object that a snapshot pins.
 
-use crate::origin::SINGLE_FILE_MARK;
+use crate::origin::{SINGLE_FILE_MARK, WHOLE_MARK};
 
 /// The identity of an object's content, and how its key follows from its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ObjectVersion {
     /// The identifier of this content of the key.
     pub tag: VersionTag,
+    /// Whether the service ignores Range, and sends all of the object.
+    pub whole: bool,
     /// Whether the object is the whole source: its key is the prefix itself.
     pub alone: bool,
     /// Whether the object's path is the key with escapes.
@@ -37,12 +39,18 @@ impl ObjectVersion {
             VersionTag::ETag(etag) => etag.clone(),
             VersionTag::Generation(number) => format!("{GENERATION_PREFIX}{number}"),
         });
-        words.join(" ")
+        let mark = if self.whole { WHOLE_MARK } else { "" };
+        format!("{mark}{}", words.join(" "))
     }
 
     /// Decodes a version of a manifest; `None` for another origin's.
     pub(super) fn decode(version: &[u8]) -> Option<Self> {
-        let mut words = std::str::from_utf8(version).ok()?.split(' ').peekable();
+        let version = std::str::from_utf8(version).ok()?;
+        let (whole, version) = match version.strip_prefix(WHOLE_MARK) {
+            Some(version) => (true, version),
+            None => (false, version),
+        };
+        let mut words = version.split(' ').peekable();
         let alone = words.next_if_eq(&SINGLE_FILE_MARK).is_some();
         let escaped = words.next_if_eq(&ESCAPED_MARK).is_some();
         let word = words.next().filter(|_| words.peek().is_none())?;
@@ -50,7 +58,7 @@ impl ObjectVersion {
             Some(number) => VersionTag::Generation(number.parse().ok()?),
             None => word.starts_with('"').then(|| VersionTag::etag(word)).flatten()?,
         };
-        Some(Self { tag, alone, escaped })
+        Some(Self { tag, whole, alone, escaped })
     }
 }
 
@@ -72,12 +80,15 @@ mod tests {
     #[test]
     fn object_version_is_decoded_as_it_was_encoded() {
         for tag in [VersionTag::ETag("\"ab-2\"".into()), VersionTag::Generation(1_712_345_678_901_234)] {
-            for (alone, escaped) in [(false, false), (true, false), (false, true), (true, true)] {
-                let version = ObjectVersion { tag: tag.clone(), alone, escaped };
+            for bits in 0..8 {
+                let (alone, escaped, whole) = (bits & 1 > 0, bits & 2 > 0, bits & 4 > 0);
+                let version = ObjectVersion { tag: tag.clone(), whole, alone, escaped };
                 assert_eq!(ObjectVersion::decode(version.encode().as_bytes()), Some(version));
             }
         }
-        for bad in ["", "ab", "alone", "\"a\" b", "W/\"a\"", "1-2-3", "generation:x"] {
+        for bad in
+            ["", "ab", "alone", "\"a\" b", "W/\"a\"", "1-2-3", "generation:x", "whole", "alone whole \"a\""]
+        {
             assert_eq!(ObjectVersion::decode(bad.as_bytes()), None, "{bad}");
         }
     }

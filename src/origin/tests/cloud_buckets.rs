@@ -1,6 +1,7 @@
 //! Google's and Azure's protocols, spoken by the server of these tests.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
@@ -9,9 +10,10 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, TryStreamExt};
 
 use super::test_server::OriginServer;
-use super::{failed, listed};
+use super::{failed, listed, s3_buckets};
 use crate::blob::Blob;
 use crate::error::Kind;
+use crate::origin::is_sequential;
 use crate::origin::object_storage::BucketOrigin;
 use crate::source::{Access, AzureAccess, GcsAccess, Patterns, Secret, Uri};
 use crate::tier::conformance::{self, Subject, pinned};
@@ -21,6 +23,12 @@ use crate::tier::{Tier, Urgency};
 struct Bucket {
     server: Arc<OriginServer>,
     origin: BucketOrigin,
+}
+
+impl From<s3_buckets::Bucket> for Bucket {
+    fn from(s3_buckets::Bucket { server, origin }: s3_buckets::Bucket) -> Self {
+        Self { server, origin }
+    }
 }
 
 impl Subject for Bucket {
@@ -87,6 +95,28 @@ async fn bucket_listing_of_each_cloud_keeps_keys_exact() {
         let paths = listed(&origin, Patterns::default()).await.expect("listed");
         assert_eq!(paths.len(), names.len() + 2, "{paths:?}");
         assert!(paths.contains(&("d".into(), "directory".into())), "{paths:?}");
+    }
+}
+
+#[tokio::test]
+async fn bucket_of_each_cloud_without_ranges_is_listed_to_be_read_whole() {
+    for Bucket { server, origin } in [gcs().await, azure().await, s3_buckets::bucket("model").await.into()] {
+        let content: Vec<u8> = (0..2 << 20).map(|i| (i % 251) as u8).collect();
+        server.put("b/model/large", content.clone());
+        server.put("b/model/small", "xyz");
+        let version = async |path| pinned(&origin, path).await.expect(path).version;
+        assert!(!is_sequential(&version("large").await), "it has ranges");
+        server.ranges.store(false, Ordering::Relaxed);
+        let large = pinned(&origin, "large").await.expect("pinned");
+        assert!(is_sequential(&large.version) && !is_sequential(&version("small").await));
+        for range in [0..2 << 20, 1..7, 1_000_000..1_500_000, (2 << 20) - 1..2 << 20] {
+            let body = origin.fetch(&large, range.start as u64..range.end as u64, Urgency::Read).await;
+            let part = body.expect("fetched").expect("no miss").try_collect::<Vec<Bytes>>().await;
+            assert!(part.expect("skipped to").concat() == content[range.clone()], "{range:?}");
+        }
+        server.put("b/model/large", vec![7; 2 << 20]);
+        let error = origin.fetch(&large, 1..7, Urgency::Read).await.err().expect("changed");
+        assert_eq!(error.kind(), Kind::Changed);
     }
 }
 

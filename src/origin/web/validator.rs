@@ -3,9 +3,7 @@
 use reqwest::header::{ETAG, HeaderMap, HeaderName, IF_MATCH, IF_UNMODIFIED_SINCE, LAST_MODIFIED};
 
 use crate::http_client::header;
-
-/// The prefix of the version of a file whose server ignores Range.
-pub(super) const WHOLE_MARK: &[u8] = b"whole ";
+use crate::origin::WHOLE_MARK;
 
 /// The best identity of a file's content that its server sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +44,7 @@ impl Validator {
 
     /// Decodes a version that a snapshot pinned; `None` for another origin's.
     pub(super) fn decode(version: &[u8]) -> Option<Self> {
-        let version = version.strip_prefix(WHOLE_MARK).unwrap_or(version);
+        let version = version.strip_prefix(WHOLE_MARK.as_bytes()).unwrap_or(version);
         let (kind, value) = std::str::from_utf8(version).ok()?.split_once(' ')?;
         match kind {
             "etag" => Self::etag(value),

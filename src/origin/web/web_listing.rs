@@ -5,13 +5,14 @@ use reqwest::{Method, Request};
 
 use super::directory_index::{IndexFormat, IndexItem};
 use super::file_probe::FileProbe;
-use super::validator::{Validator, WHOLE_MARK};
+use super::validator::Validator;
 use super::{UrlLayout, WebOrigin};
 use crate::backoff::entropy;
 use crate::block::BLOCK;
 use crate::error::{Error, Kind, Result};
 use crate::http_client;
 use crate::manifest::{ListedFile, Listing};
+use crate::origin::WHOLE_MARK;
 
 /// The largest index that is read, in bytes: that of a million files.
 const MAX_INDEX_BYTES: usize = 256 << 20;
@@ -59,14 +60,14 @@ fn is_nameable(path: &[u8]) -> bool {
 }
 
 fn list_file(listing: &mut Listing, item: &IndexItem) {
-    let mark = if item.whole { WHOLE_MARK } else { b"" };
+    let mark = if item.whole { WHOLE_MARK } else { "" };
     let version = item.version.as_ref().map_or(String::new(), Validator::encode);
     listing.file(ListedFile {
         path: &item.path,
         size: item.size.unwrap_or(0),
         mtime: item.mtime.unwrap_or((0, 0)),
         executable: item.executable,
-        version: &[mark, version.as_bytes()].concat(),
+        version: format!("{mark}{version}").as_bytes(),
         sha256: item.sha256,
     });
 }

@@ -4,6 +4,7 @@
 
 mod admission;
 mod api;
+mod back_pressure;
 mod cache_room;
 mod caches;
 mod checkpoint_writers;
@@ -17,6 +18,7 @@ mod killed_savers;
 mod kills;
 mod kit;
 mod mount_locations;
+mod network;
 mod offline;
 mod power_cut;
 mod resume;

@@ -13,6 +13,7 @@ use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::is_local;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::proxy::NetworkFault;
+use bdnfs_tests::s3::S3Server;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tools::with_timeout;
 use bdnfs_tests::tree::{assert_same, write_file};
@@ -197,6 +198,22 @@ fn server_late_with_every_answer_is_read_and_staged() {
     let second = env.second_machine();
     second.try_mount("s3://bucket", &staged, &["--wait"]).succeeds();
     assert_same(&bytes, &fs::read(staged.join("file")).unwrap(), "staged");
+}
+
+#[test]
+fn bucket_of_a_server_that_ignores_ranges_is_fetched_once() {
+    let (root, machine) = (TempDir::new().unwrap(), Machine::new());
+    let bytes = write_file(root.path(), "bucket/weights", 40 * MIB);
+    // Nothing is signed, of which the fault would take away a part.
+    let s3 = S3Server::start(root.path(), None);
+    s3.faults.set(ServerFault::IgnoreRange);
+    let options = ["--endpoint", &s3.server.url(), "--anonymous"];
+    let point = machine.mount_with("s3://bucket", "mnt", &options);
+    let (file, mut page) = (File::open(point.join("weights")).unwrap(), vec![0; 100_000]);
+    file.read_exact_at(&mut page, 30_000_000).unwrap();
+    assert_same(&bytes[30_000_000..30_100_000], &page, "a part");
+    assert_same(&bytes, &fs::read(point.join("weights")).unwrap(), "the file");
+    assert_eq!(s3.requests.gets("/weights").requests, 1, "all of it, in order");
 }
 
 #[test]

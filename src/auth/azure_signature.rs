@@ -1,0 +1,120 @@
+//! Signing a request of `object_store`'s for Azure once more, with another key than it was made with.
+
+use object_store::azure::{AzureAuthorizer, AzureCredential};
+use object_store::client::HttpRequest;
+use reqwest::header::{AUTHORIZATION, HeaderValue};
+use url::Url;
+
+use super::store_adapter::engine_error;
+use super::{AuthKey, wrong_service};
+use crate::error::{Error, Kind, Result};
+
+/// The header with the URL that a copy reads, which has a shared access signature where the request has one.
+const COPY_SOURCE: &str = "x-ms-copy-source";
+
+/// Signs `request`, which was made with `used`, with `key` for the storage account `account`.
+///
+/// # Errors
+/// [`Kind::Invalid`] for keys of another service.
+pub(super) fn sign_again(
+    account: &str,
+    request: &mut HttpRequest,
+    used: &AuthKey,
+    key: &AuthKey,
+) -> Result<()> {
+    let (AuthKey::Azure(used), AuthKey::Azure(key)) = (used, key) else { return Err(wrong_service()) };
+    request.headers_mut().remove(AUTHORIZATION);
+    let url = without_sas(&request.uri().to_string(), used)?;
+    *request.uri_mut() = url.as_str().parse().map_err(|_| invalid())?;
+    if let Some(source) = request.headers().get(COPY_SOURCE) {
+        let mut source = without_sas(source.to_str().map_err(|_| invalid())?, used)?;
+        if let AzureCredential::SASToken(pairs) = &**key {
+            source.query_pairs_mut().extend_pairs(pairs);
+        }
+        let mut source = HeaderValue::from_str(source.as_str()).map_err(|_| invalid())?;
+        source.set_sensitive(true);
+        request.headers_mut().insert(COPY_SOURCE, source);
+    }
+    AzureAuthorizer::new(key, account).try_authorize(request).map_err(engine_error)
+}
+
+/// `url` without the parameters that are of `used`, where that is a shared access signature.
+fn without_sas(url: &str, used: &AzureCredential) -> Result<Url> {
+    let mut url = Url::parse(url).map_err(|_| invalid())?;
+    if let (AzureCredential::SASToken(pairs), Some(query)) = (used, url.query()) {
+        let is_own = |pair: &&str| {
+            let name = pair.split('=').next().unwrap_or_default();
+            !pairs.iter().any(|(known, _)| known == name)
+        };
+        let own: Vec<_> = query.split('&').filter(is_own).collect();
+        let own = (!own.is_empty()).then(|| own.join("&"));
+        url.set_query(own.as_deref());
+    }
+    Ok(url)
+}
+
+fn invalid() -> Error {
+    Error::new(Kind::Invalid, "the service's URL is invalid")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use object_store::azure::AzureAccessKey;
+    use object_store::client::HttpRequestBody;
+    use reqwest::Method;
+    use reqwest::header::{CONTENT_LENGTH, DATE};
+
+    use super::*;
+
+    const URL: &str = "https://account.blob.core.windows.net/c/a%20b?comp=block&blockid=MQ%3D%3D";
+    const SOURCE: &str = "https://account.blob.core.windows.net/c/from";
+
+    fn account_key(text: &str) -> AuthKey {
+        let key = AzureAccessKey::try_new(text).expect("a key");
+        AuthKey::Azure(Arc::new(AzureCredential::AccessKey(key)))
+    }
+
+    fn sas(signature: &str) -> AuthKey {
+        let pairs = [("sv", "2023-11-03"), ("sig", signature)];
+        let pairs = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+        AuthKey::Azure(Arc::new(AzureCredential::SASToken(pairs)))
+    }
+
+    /// A request as `object_store` makes it with `key`.
+    fn made_with(key: &AuthKey) -> HttpRequest {
+        let AuthKey::Azure(key) = key else { panic!("not Azure's") };
+        let mut request = HttpRequest::new(HttpRequestBody::empty());
+        *request.method_mut() = Method::PUT;
+        *request.uri_mut() = URL.parse().expect("a URL");
+        let mut source = Url::parse(SOURCE).expect("a URL");
+        if let AzureCredential::SASToken(pairs) = &**key {
+            source.query_pairs_mut().extend_pairs(pairs);
+        }
+        request.headers_mut().insert(COPY_SOURCE, source.as_str().parse().expect("a header"));
+        request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
+        AzureAuthorizer::new(key, "account").try_authorize(&mut request).expect("signed");
+        request
+    }
+
+    #[test]
+    fn azure_request_signed_again_equals_one_made_with_the_new_key() {
+        let all = [account_key("b2xk"), account_key("bmV3"), sas("o/l+d="), sas("n/e+w=")];
+        for (used, key) in all.iter().flat_map(|used| all.iter().map(move |key| (used, key))) {
+            // The signature has the second in it.
+            let (expected, signed) = loop {
+                let (expected, mut signed) = (made_with(key), made_with(used));
+                sign_again("account", &mut signed, used, key).expect("signed");
+                if expected.headers()[DATE] == signed.headers()[DATE] {
+                    break (expected, signed);
+                }
+            };
+            assert_eq!(expected.uri(), signed.uri());
+            assert_eq!(expected.headers(), signed.headers());
+        }
+        let bearer = AuthKey::Bearer(crate::source::Secret::new("t"));
+        let error = sign_again("account", &mut made_with(&all[0]), &all[0], &bearer).expect_err("no key");
+        assert_eq!(error.kind(), Kind::Invalid);
+    }
+}
