@@ -151,7 +151,11 @@ impl<B: Clone, W> OpenTable<B, W> {
                 OpenMode::Cached => {
                     self.open.insert(node, OpenNode::Cached { handles: 1, whole: false, _watch: watch() });
                 }
-                OpenMode::Passthrough(backing) => self.insert_passthrough(node, backing),
+                OpenMode::Passthrough(backing) => {
+                    // It was open when its file moved on.
+                    let damaged = self.is_outdated(node);
+                    self.open.insert(node, OpenNode::Passthrough { handles: 1, backing, damaged });
+                }
             },
         }
     }
@@ -216,9 +220,9 @@ impl<B: Clone, W> OpenTable<B, W> {
         matches!(self.open.get(&node), Some(OpenNode::Passthrough { .. }))
     }
 
-    /// Whether handles of `node` are served by the kernel from a file that was not right: it has moved on from there.
-    pub(crate) fn is_wrong(&self, node: u64) -> bool {
-        self.is_outdated(node) && self.is_passthrough(node)
+    /// Whether handles of `node` are served by the kernel from a damaged file, which has moved on from there.
+    pub(crate) fn has_damaged_backing(&self, node: u64) -> bool {
+        !self.steady && matches!(self.open.get(&node), Some(OpenNode::Passthrough { damaged: true, .. }))
     }
 
     /// Whether `node` is of an earlier generation of its file.
@@ -246,6 +250,11 @@ impl<B: Clone, W> OpenTable<B, W> {
             nodes.extend(next);
             next[0]
         });
+        if !self.steady {
+            for node in &nodes {
+                self.mark_damaged(*node);
+            }
+        }
         let is_name_outdated = moved_to.is_some() || generation > 0;
         RenewalActions { nodes, moved_to, is_name_outdated, damaged: damaged.flatten(), backings }
     }

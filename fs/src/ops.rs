@@ -144,7 +144,8 @@ impl Filesystem {
         let opened = opened.map_err(|error| failed(&self.snapshot, index, &error))?;
         let out = match opened {
             OpenOutcome::Opened(out) => out,
-            // No program sees it: the kernel looks the name up again, and opens what that leads to.
+            // The kernel looks the name up again, and opens what that leads to. Only who opens the damaged file itself anew, by
+            // /proc/self/fd or a bind of this one file, sees it.
             OpenOutcome::Moved => return Err(Errno::STALE),
             OpenOutcome::Stateless => return Err(Errno::NOSYS),
         };

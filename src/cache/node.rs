@@ -89,6 +89,10 @@ impl NodeCache {
                 }
                 Err(error) => tracing::warn!(%error, "cannot tell which damaged data was removed before"),
             }
+            // Drops the records of files that nobody has open any more.
+            if let Err(error) = partition.still_open() {
+                tracing::warn!(%error, "cannot tell which damaged files are still open");
+            }
         }
     }
 

@@ -5,12 +5,14 @@
 //! handle (name_to_handle_at(2)), by which the kernel finds a file without a name while it is open or mapped, and no longer. Records
 //! are not made durable: nothing is open after the machine was booted.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 
 use parking_lot::Mutex;
-use rustix::fs::{AtFlags, OFlags};
+use rustix::fs::{AtFlags, Dir, OFlags};
 use rustix::io::Errno;
 
 use crate::blob::Key;
@@ -75,15 +77,21 @@ impl RemovedFiles {
     pub(super) fn in_use(&self, disk: &OwnedFd) -> io::Result<Vec<Key>> {
         let _removing = self.removing.lock();
         let mut in_use = Vec::new();
-        for entry in std::fs::read_dir(self.directory.path())? {
-            let name = entry?.file_name();
+        for entry in Dir::read_from(self.directory.descriptor())? {
+            let entry = entry?;
+            let name = OsStr::from_bytes(entry.file_name().to_bytes());
+            if name == "." || name == ".." {
+                continue;
+            }
             let key: Option<Key> = name.to_str().and_then(|name| name.split_once('.')?.0.parse().ok());
-            match self.is_in_use(&name, disk) {
+            match self.is_in_use(name, disk) {
                 Ok(true) => in_use.extend(key),
                 // It may be in use.
-                Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => {}
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => in_use.extend(key),
+                // This process may not know (CAP_DAC_READ_SEARCH); the next one may.
+                Err(Errno::PERM | Errno::NOSYS) => {}
                 Ok(false) | Err(_) => {
-                    let _ = rustix::fs::unlinkat(self.directory.descriptor(), &name, AtFlags::empty());
+                    let _ = rustix::fs::unlinkat(self.directory.descriptor(), name, AtFlags::empty());
                 }
             }
         }
@@ -91,7 +99,7 @@ impl RemovedFiles {
     }
 
     /// Whether the file whose record is called `name` is in use without a name.
-    fn is_in_use(&self, name: &std::ffi::OsStr, disk: &OwnedFd) -> rustix::io::Result<bool> {
+    fn is_in_use(&self, name: &OsStr, disk: &OwnedFd) -> rustix::io::Result<bool> {
         let mut bytes = Vec::new();
         let read = self.directory.file(name, OFlags::RDONLY);
         let read = read.and_then(|file| file.take(MAX_HANDLE_BYTES as u64 + 5).read_to_end(&mut bytes));

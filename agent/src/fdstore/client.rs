@@ -84,8 +84,11 @@ impl FdStore {
                 store.link.send_replace(Some(Arc::new(socket)));
                 stored
             }
-            // It held nothing any more, and ended.
+            // Most likely it held nothing any more.
             Err(error) if has_ended(&error) && store.lock.take_within(FDSTORE_RETRY_TIMEOUT)?.is_ok() => {
+                tracing::info!(
+                    "the fd store (process {owner}) ended just now: {error}; mounts that it still had are mounted again"
+                );
                 Vec::new()
             }
             Err(error) => {
@@ -288,6 +291,11 @@ impl FdStore {
         }
         let lock = match self.lock.take_within(FDSTORE_RETRY_TIMEOUT)? {
             Ok(lock) => lock,
+            // A watcher must not end what holds the mounts of others.
+            Err(owner) if !self.is_enabled() => {
+                let text = format!("the fd store of another agent (process {owner}) has the cache");
+                return Err(Error::new(Kind::Busy, text));
+            }
             // This agent has all that it holds.
             Err(owner) => self.lock.kill_owner(&owner, FDSTORE_RETRY_TIMEOUT)?,
         };

@@ -212,8 +212,10 @@ impl FdStoreProcess {
             Err(error) => Err(error),
         };
         if let Err(error) = done {
-            let mounts = text::count(self.store.mounts.len() as u64, "mount");
-            tracing::info!("keeping {mounts} for the next agent: {error}");
+            if !self.store.mounts.is_empty() {
+                let mounts = text::count(self.store.mounts.len() as u64, "mount");
+                tracing::info!("keeping {mounts} for the next agent: {error}");
+            }
             self.drop_agent();
             self.alone_since = Instant::now();
             // Requests that it read and will not answer: their callers must not be stuck.

@@ -10,6 +10,8 @@ use super::FdStore;
 
 /// How often is checked whether a watcher is needed. A mount that ends before costs none.
 const WATCHER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// The pause before a watcher that could not be started is tried again: the fd store of another agent may have the cache for minutes.
+const WATCHER_RETRY_PAUSE: Duration = Duration::from_secs(30);
 /// The pause before a watcher that has ended is started again.
 const WATCHER_RESTART_PAUSE: Duration = Duration::from_secs(1);
 
@@ -28,6 +30,7 @@ pub async fn continue_when_stopped(cache: &Path, is_needed: impl Fn() -> bool) {
             let starting = Arc::clone(&watcher);
             if let Err(error) = blocking(move || starting.connect_or_start()).await {
                 tracing::debug!("no process continues this agent if a signal stops it: {error}");
+                tokio::time::sleep(WATCHER_RETRY_PAUSE).await;
             }
         }
     }

@@ -114,8 +114,11 @@ impl Handover {
     /// Stores the descriptors of all `mounts` again whenever the fd store has ended, as soon as there is another. Never ends.
     pub async fn watch(self, mounts: impl Fn() -> Vec<Arc<ManagedMount>>) {
         let Some(store) = self.0.clone() else { return };
-        let heartbeat_store = Arc::clone(&store);
-        tokio::spawn(async move { heartbeat_store.send_heartbeats().await });
+        // An fd store that was taken over is told by its greeting to expect none, so that a debugger may stop this agent.
+        if store.is_enabled() {
+            let heartbeat_store = Arc::clone(&store);
+            tokio::spawn(async move { heartbeat_store.send_heartbeats().await });
+        }
         loop {
             let is_lost = tokio::select! {
                 biased;

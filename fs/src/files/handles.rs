@@ -234,8 +234,8 @@ impl FileHandles {
         {
             return Ok(OpenOutcome::Opened(reply));
         }
-        // By a name that the kernel knows from before.
-        if self.table.lock().is_wrong(node) {
+        // The kernel found it by a name that it knew before the file moved on.
+        if self.table.lock().has_damaged_backing(node) {
             return Ok(OpenOutcome::Moved);
         }
         // On its own line: the lock must be gone before the second one.
@@ -251,11 +251,16 @@ impl FileHandles {
         let reader = Arc::new(self.snapshot.open(slice)?);
         let back = || self.register(node, &reader);
         let watch = || self.watch(node, index, reader.clone());
+        // Bound, so that the lock is gone.
         let mode = self.table.lock().open(node, back, watch);
-        let mode = mode.ok_or_else(|| {
-            Error::new(Kind::Corrupt, "its copy in the cache was damaged, and processes still have that open")
-        })?;
-        self.insert(unique, node, reader, mode)
+        match mode {
+            Some(mode) => self.insert(unique, node, reader, mode),
+            None if !self.steady => Ok(OpenOutcome::Moved),
+            None => {
+                let text = "its copy in the cache was damaged, and processes still have that open";
+                Err(Error::new(Kind::Corrupt, text))
+            }
+        }
     }
 
     /// Stops further handles from reading the backing file of `node`, which was reopened a moment ago. True

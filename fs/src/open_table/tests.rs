@@ -33,10 +33,10 @@ fn renew_with_open_backing_file_moves_lookups_to_new_nodes() {
     let mut table = OpenTable::new(false);
     let old = table.lookup_node(FILE);
     open(&mut table, old, true);
-    assert!(!table.is_wrong(old));
+    assert!(!table.has_damaged_backing(old));
     let renewed = table.renew(FILE);
     assert!(renewed.nodes.contains(&old) && renewed.backings.is_empty() && renewed.is_name_outdated);
-    assert!(table.is_wrong(old));
+    assert!(table.has_damaged_backing(old));
     let new = table.lookup_node(FILE);
     assert!(new != old && renewed.moved_to == Some(new));
     assert_eq!(open(&mut table, new, false), OpenMode::Cached);
@@ -47,15 +47,18 @@ fn renew_with_open_backing_file_moves_lookups_to_new_nodes() {
     assert_eq!((renewed.moved_to, renewed.backings), (None, vec![10]), "nobody has it open");
     assert_eq!(table.close(old, Instant::now()), Some(9), "what is not right is not kept");
     let mut next: OpenTable<u32, ()> = OpenTable::new(false);
-    next.restore(old, OpenMode::Passthrough(9), || None);
     next.restore_generation(new);
+    next.restore(old, OpenMode::Passthrough(9), || None);
     assert_eq!(next.lookup_node(FILE), new, "the next process goes on from there");
-    assert!(next.is_wrong(old) && !next.is_wrong(new));
+    assert!(next.has_damaged_backing(old) && !next.has_damaged_backing(new));
     let renewed = next.renew(FILE);
     assert_eq!(renewed.moved_to, None, "it has moved");
     assert!(renewed.is_name_outdated, "the process before may have ended before the kernel had heard of it");
     assert_eq!(next.close(old, Instant::now()), Some(9));
-    assert!(!next.is_wrong(old), "nobody has it open");
+    assert!(!next.has_damaged_backing(old), "nobody has it open");
+    // As by a bind of this one file, which keeps its node.
+    assert_eq!(open(&mut next, old, true), OpenMode::Passthrough(9));
+    assert_eq!(next.reopen(old), Some(9), "a right file is shared");
 }
 
 #[test]
