@@ -10,7 +10,6 @@ use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::Ref;
 use bdnfs::mirror::frames;
 use bdnfs::mirror::homes::HomeReport;
-use bdnfs::mirror::lease::Purpose;
 use bdnfs::mirror::multipart::MirrorStore;
 use bdnfs::mirror::record::MirrorRecord;
 use chrono::DateTime;
@@ -83,7 +82,7 @@ pub(crate) fn mirror_json(bytes: &[u8]) {
         written: now,
         saved: now,
         seconds: 1.,
-        last_complete: None,
+        previous_complete: None,
     };
     let report = HomeReport {
         node: "n".to_owned(),
@@ -122,7 +121,7 @@ pub(crate) fn mirror_draft(bytes: &[u8]) {
     block_on(async {
         let journal = Path::from(format!("tenants/t/drafts/{recipe}/1-1"));
         store.put(&journal, PutPayload::from(whole)).await.expect("memory");
-        let lease = mirror.lease(Purpose::Add).await.expect("memory");
+        let lease = mirror.add_lease().await.expect("memory");
         if let Ok(Some((draft, _))) = mirror.resume_draft(&recipe, size, &lease).await {
             assert!(draft.blocks() <= block::count(size));
         }
