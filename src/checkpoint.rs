@@ -157,9 +157,9 @@ pub struct SavedCheckpoint {
     pub saved: DateTime<Utc>,
     /// How long it took to save, in seconds.
     pub seconds: f64,
-    /// The last complete generation, where this one is not complete and there was one.
+    /// The last complete generation before this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_complete: Option<CompleteGeneration>,
+    pub previous_complete: Option<CompleteGeneration>,
 }
 
 /// Refuses what can't be a project's name.

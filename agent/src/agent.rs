@@ -3,6 +3,7 @@
 mod config;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::cache::eviction::EvictionPause;
@@ -11,6 +12,7 @@ use bdnfs::error::Kind;
 use bdnfs::task::blocking;
 use bdnfs_fs::RequestMetrics;
 use bdnfs_fs::native_mount::Superblocks;
+use tokio::time::timeout;
 
 pub use config::AgentConfig;
 
@@ -29,6 +31,9 @@ use crate::publications::Publications;
 use crate::signals::Shutdown;
 use crate::telemetry::scrape::Scrape;
 use crate::volumes::Volumes;
+
+/// How long the status waits for the disk of the volumes: who asks for it waits for two seconds.
+const UNSAVED_LISTING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// An agent: the engine, mounts, jobs and publications of one cache.
 #[derive(Debug)]
@@ -229,15 +234,24 @@ impl Agent {
         let (engine, cache) = (self.engine.clone(), self.mounts.mounter().cache.clone());
         let (persistent, ready) = (self.lifecycle.is_persistent(), self.lifecycle.is_ready());
         let jobs = Arc::clone(&self.jobs);
+        let listed = volumes.clone();
+        // Volumes may lie on a disk that does not answer, and until the agent is ready their jobs are not known.
+        let unsaved = blocking(move || Ok(jobs.unsaved_directories(&listed)));
+        let unsaved = async {
+            match ready {
+                true => timeout(UNSAVED_LISTING_TIMEOUT, unsaved).await.unwrap_or_else(|_| Ok(Vec::new())),
+                false => Ok(Vec::new()),
+            }
+        };
         let status = blocking(move || {
             let (version, pid) = (env!("CARGO_PKG_VERSION").to_owned(), std::process::id());
             let (usage, work) = (engine.usage(), FetchStats::of(&engine));
             let agent = AgentInfo { version, pid, cache, persistent, ready, usage, work };
             let mounts = mounts.iter().map(|mount| mount.status()).collect();
-            let unsaved = jobs.unsaved_directories(&volumes);
-            Ok(AgentStatus { agent, mounts, lost, publications, volumes, unsaved })
+            Ok(AgentStatus { agent, mounts, lost, publications, volumes, unsaved: Vec::new() })
         });
-        Ok(status.await?)
+        let (status, unsaved) = tokio::try_join!(status, unsaved)?;
+        Ok(AgentStatus { unsaved, ..status })
     }
 
     /// The members of the cluster.

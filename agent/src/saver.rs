@@ -101,7 +101,9 @@ impl SaveOrder {
         let runs = crate::volumes::is_locked(job_lock);
         let exit = || serde_json::from_slice::<JobExit>(&std::fs::read(&self.job_exit).ok()?).ok();
         (!runs).then(|| match exit() {
-            Some(exit) if exit.is_success() => JobEnd::Completed,
+            Some(exit) if exit.is_success() && !exit.stopped => JobEnd::Completed,
+            // What it wrote is closed; whether it had finished, only a hint tells.
+            Some(exit) if exit.is_success() => JobEnd::Failed,
             // A launcher that passes the signal on ends with whatever code.
             Some(exit) if !exit.stopped && exit.code.is_some_and(|code| code < SIGNALED_CODE) => {
                 JobEnd::Failed
@@ -116,7 +118,7 @@ impl SaveOrder {
 enum JobEnd {
     /// The commands succeeded.
     Completed,
-    /// The commands failed.
+    /// The commands failed, or were stopped and ended in good order: what they wrote is closed.
     Failed,
     /// A signal ended the commands, or made them fail: what they were writing may be torn.
     Killed,

@@ -18,11 +18,12 @@ pub mod file_list;
 mod home_eviction;
 mod trash;
 mod usage;
+mod volume_lock;
 mod volume_space;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, DirBuilder, File};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -36,6 +37,7 @@ use crate::context::Context;
 use cache_home::{CacheHome, CacheScope};
 pub use home_eviction::EvictedHome;
 pub use usage::occupied;
+pub use volume_lock::{is_locked, lock, try_lock};
 pub use volume_space::{SPACE_CHECK_INTERVAL, VolumeSpace};
 
 /// The path of a job's scratch directory, as on the platform.
@@ -294,25 +296,6 @@ impl JobVolume {
     }
 }
 
-/// Locks the file or the directory of a volume `path`.
-///
-/// # Errors
-/// The disk's own, or that another process has locked it.
-pub fn lock(path: &Path, how: FlockOperation) -> io::Result<File> {
-    let locked = File::open(path)?;
-    rustix::fs::flock(&locked, how)?;
-    Ok(locked)
-}
-
-/// Whether somebody holds the file `path` locked. One that can't be looked at counts as held, and one that is not there does not:
-/// who holds it may write.
-pub fn is_locked(path: &Path) -> bool {
-    match lock(path, FlockOperation::NonBlockingLockShared) {
-        Ok(_) => false,
-        Err(error) => error.kind() != ErrorKind::NotFound,
-    }
-}
-
 /// The directories in `path`, no links among them.
 fn subdirectories(path: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(path).into_iter().flatten().flatten();
@@ -364,19 +347,6 @@ pub(crate) mod tests {
         volumes.remove_leftovers(&HashSet::from([needed.path().to_owned()]));
         assert!(held.scratch().exists() && needed.scratch().exists());
         assert!(!left.path().exists());
-    }
-
-    #[test]
-    fn is_locked_of_a_free_or_missing_file_is_false() {
-        let home = tempfile::tempdir().unwrap();
-        let path = |name: &str| home.path().join(name);
-        assert!(!is_locked(&path("missing")));
-        let file = File::create(path("file")).unwrap();
-        assert!(!is_locked(&path("file")));
-        rustix::fs::flock(&file, FlockOperation::LockExclusive).unwrap();
-        assert!(is_locked(&path("file")));
-        std::os::unix::fs::symlink("loop", path("loop")).unwrap();
-        assert!(is_locked(&path("loop")), "nothing is known of it");
     }
 
     #[test]

@@ -83,7 +83,7 @@ pub(crate) fn mirror_json(bytes: &[u8]) {
         written: now,
         saved: now,
         seconds: 1.,
-        last_complete: None,
+        previous_complete: None,
     };
     let report = HomeReport {
         node: "n".to_owned(),

@@ -1,12 +1,13 @@
-//! Generations of a checkpoint: its index entry keeps the last complete one, as long as what was saved since is not complete.
+//! Generations of a checkpoint: its index entry keeps the last complete one before the newest, for as long as the newest is not complete,
+//! or not complete on every rank.
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 
 use super::SavedCheckpoint;
 use crate::digest::{Digest, hex};
 
-/// The last generation of a checkpoint that its job had finished.
+/// A generation of a checkpoint that its job had finished, and saved again since.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CompleteGeneration {
     /// The snapshot: its manifest's digest.
@@ -20,57 +21,68 @@ pub struct CompleteGeneration {
     pub bytes: u64,
     /// When a file of it was last changed, by the clock of the node that wrote it.
     pub written: DateTime<Utc>,
+    /// `written` of the first generation after it.
+    pub until: DateTime<Utc>,
     /// When it was in the mirror.
     pub saved: DateTime<Utc>,
     /// How long it took to save, in seconds.
     pub seconds: f64,
 }
 
+impl CompleteGeneration {
+    /// How far from it the states of other ranks may be that are of the same time: half the time that its rank took to the next.
+    pub fn tolerance(&self) -> TimeDelta {
+        ((self.until - self.written) / 2).max(TimeDelta::zero())
+    }
+}
+
 impl SavedCheckpoint {
-    /// The last complete generation: this one, or else the one that the entry keeps.
-    pub fn complete_generation(&self) -> Option<CompleteGeneration> {
-        if !self.complete {
-            return self.last_complete.clone();
-        }
-        Some(CompleteGeneration {
-            manifest: self.manifest,
-            generation: self.generation,
-            files: self.files,
-            bytes: self.bytes,
-            written: self.written,
-            saved: self.saved,
-            seconds: self.seconds,
-        })
+    /// The states in which its job had finished it, the newest first: what is saved now, and what its entry keeps.
+    pub fn complete_states(&self) -> impl Iterator<Item = Self> {
+        let previous = self.previous_complete.as_ref().map(|previous| Self {
+            id: self.id.clone(),
+            manifest: previous.manifest,
+            generation: previous.generation,
+            complete: true,
+            files: previous.files,
+            bytes: previous.bytes,
+            written: previous.written,
+            saved: previous.saved,
+            seconds: previous.seconds,
+            previous_complete: None,
+        });
+        self.complete.then(|| self.clone()).into_iter().chain(previous)
     }
 
     /// The checkpoint as it was when it was last complete.
     pub fn as_last_complete(&self) -> Option<Self> {
-        let CompleteGeneration { manifest, generation, files, bytes, written, saved, seconds } =
-            self.complete_generation()?;
-        let id = self.id.clone();
-        Some(Self {
-            id,
-            manifest,
-            generation,
-            complete: true,
-            files,
-            bytes,
-            written,
-            saved,
-            seconds,
-            last_complete: None,
-        })
+        self.complete_states().next()
     }
 
-    /// This state as the next generation of what the entry `before` says, or the same one if it is the same snapshot. One that is not complete
-    /// keeps the last that was; what is the same as that is complete.
+    /// This state as the next generation of what the entry `before` says, or the same one if it is the same snapshot. It keeps the
+    /// last complete one before it; what is the same as that is complete.
     pub fn succeed(self, before: Option<&Self>) -> Self {
-        let last_complete = before.and_then(Self::complete_generation);
-        let is_last_complete = last_complete.as_ref().is_some_and(|last| last.manifest == self.manifest);
-        let complete = self.complete || is_last_complete;
-        let generation =
-            before.map_or(1, |before| before.generation + u64::from(before.manifest != self.manifest));
-        Self { generation, complete, last_complete: last_complete.filter(|_| !complete), ..self }
+        let Some(before) = before else { return Self { generation: 1, ..self } };
+        let last = before.as_last_complete();
+        let complete = self.complete || last.is_some_and(|last| last.manifest == self.manifest);
+        if before.manifest == self.manifest {
+            let previous_complete = before.previous_complete.clone();
+            return Self { generation: before.generation, complete, previous_complete, ..self };
+        }
+        let previous_complete = match before.complete {
+            false => before.previous_complete.clone(),
+            true => Some(CompleteGeneration {
+                manifest: before.manifest,
+                generation: before.generation,
+                files: before.files,
+                bytes: before.bytes,
+                written: before.written,
+                until: self.written,
+                saved: before.saved,
+                seconds: before.seconds,
+            }),
+        };
+        Self { generation: before.generation + 1, complete, previous_complete, ..self }
     }
 }
 
@@ -91,21 +103,28 @@ mod tests {
             written: at,
             saved: at,
             seconds: 1.0,
-            last_complete: None,
+            previous_complete: None,
         }
     }
 
+    fn manifests(saved: &SavedCheckpoint) -> Vec<u8> {
+        saved.complete_states().map(|state| state.manifest.0[0]).collect()
+    }
+
     #[test]
-    fn incomplete_generations_keep_the_last_complete_one() {
-        let first = state(1, true).succeed(None);
-        assert_eq!((first.generation, first.last_complete.is_none()), (1, true));
-        let second = state(2, false).succeed(Some(&first));
-        let third = state(3, false).succeed(Some(&second));
-        assert_eq!((third.generation, third.complete), (3, false));
-        assert_eq!(third.complete_generation(), first.complete_generation());
+    fn generations_keep_the_last_complete_one_before_them() {
+        let first = state(10, true).succeed(None);
+        assert_eq!((first.generation, &manifests(&first)[..]), (1, &[10][..]));
+        let second = state(20, false).succeed(Some(&first));
+        let third = state(30, false).succeed(Some(&second));
+        assert_eq!((third.generation, third.complete, &manifests(&third)[..]), (3, false, &[10][..]));
         assert_eq!(third.as_last_complete(), Some(first));
-        let fourth = state(4, true).succeed(Some(&third));
-        assert_eq!((fourth.generation, fourth.complete, fourth.last_complete), (4, true, None));
+        let tolerance = third.previous_complete.as_ref().map(CompleteGeneration::tolerance);
+        assert_eq!(tolerance, Some(TimeDelta::seconds(5)), "the third says nothing of the first");
+        let fourth = state(40, true).succeed(Some(&third));
+        assert_eq!((fourth.generation, fourth.complete, &manifests(&fourth)[..]), (4, true, &[40, 10][..]));
+        let fifth = state(50, true).succeed(Some(&fourth));
+        assert_eq!(manifests(&fifth), [50, 40]);
     }
 
     #[test]
@@ -113,12 +132,21 @@ mod tests {
         let first = state(1, true).succeed(None);
         assert_eq!(state(1, false).succeed(Some(&first)), first, "it was finished once");
         let again = state(1, false).succeed(Some(&state(2, false).succeed(Some(&first))));
-        assert_eq!((again.generation, again.complete, again.last_complete), (3, true, None));
+        assert_eq!((again.generation, again.complete), (3, true));
     }
 
     #[test]
-    fn checkpoint_that_was_never_complete_has_no_complete_generation() {
+    fn generation_that_is_saved_again_keeps_the_one_before_it() {
+        let second = state(2, true).succeed(Some(&state(1, true).succeed(None)));
+        assert_eq!(state(2, true).succeed(Some(&second)), second);
+        let incomplete = state(3, false).succeed(Some(&second));
+        let finished = SavedCheckpoint { complete: true, ..state(3, false) }.succeed(Some(&incomplete));
+        assert_eq!((finished.generation, &manifests(&finished)[..]), (3, &[3, 2][..]));
+    }
+
+    #[test]
+    fn checkpoint_that_was_never_complete_has_no_complete_state() {
         let second = state(2, false).succeed(Some(&state(1, false).succeed(None)));
-        assert_eq!((second.complete_generation(), second.as_last_complete()), (None, None));
+        assert_eq!(second.as_last_complete(), None);
     }
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 
 use super::{LOOSE, SavedCheckpoint};
 
@@ -50,9 +50,9 @@ impl CheckpointGroup {
         self.whole
     }
 
-    /// Whether the job had finished it on every rank, as far as can be told.
+    /// Whether the job had finished it on every rank, as far as can be told, and what the ranks have is of one time.
     pub fn is_complete(&self) -> bool {
-        self.ranks.iter().all(|saved| saved.complete)
+        self.ranks.iter().all(|saved| saved.complete) && self.are_of_one_time(&self.ranks)
     }
 
     /// Whether it is the state in which it was last complete, and what was saved since is not complete.
@@ -60,30 +60,40 @@ impl CheckpointGroup {
         self.earlier
     }
 
-    /// The state in which the job had last finished it on every rank: of those whose newest generation is not complete, the last that was.
-    /// `None` where a rank has none, or where those of the ranks are of different times.
+    /// The state in which the job had last finished it on every rank: of each rank what is saved now or what its entry keeps. `None` where
+    /// a rank has none, or where no states of the ranks are of one time.
     pub fn last_complete(&self) -> Option<Cow<'_, Self>> {
         if self.is_complete() {
             return Some(Cow::Borrowed(self));
         }
-        let ranks: Vec<_> = self.ranks.iter().filter_map(SavedCheckpoint::as_last_complete).collect();
-        (ranks.len() == self.ranks.len() && !self.has_mixed_ranks()).then_some(Cow::Owned(Self {
-            ranks,
-            earlier: true,
-            ..*self
-        }))
+        // States of one time are nearer to each other than to any other state of their ranks.
+        self.ranks[0].complete_states().find_map(|first| {
+            let distance = |state: &SavedCheckpoint| (state.written - first.written).abs();
+            let nearest = |saved: &SavedCheckpoint| saved.complete_states().min_by_key(distance);
+            let ranks: Vec<_> = self.ranks.iter().map(nearest).collect::<Option<_>>()?;
+            self.are_of_one_time(&ranks).then_some(Cow::Owned(Self { ranks, earlier: true, ..*self }))
+        })
     }
 
-    /// Whether the last complete generations of its ranks are of different times, so that they make up no state that there ever was: one rank
-    /// has finished a state that another has not. Of one time are those that are nearer to each other than half the time that a
-    /// rank took from its last complete generation to the one that is not.
+    /// Whether every rank has a complete state, but these are of different times, so that they make up no state that there ever was: one
+    /// rank has finished a state that another has not.
     pub fn has_mixed_ranks(&self) -> bool {
-        let complete = self.ranks.iter().filter_map(SavedCheckpoint::complete_generation);
-        let written: Vec<_> = complete.map(|generation| generation.written).collect();
-        let incomplete = self.ranks.iter().filter(|saved| !saved.complete);
-        incomplete.filter_map(|saved| Some((saved, saved.last_complete.as_ref()?))).any(|(saved, last)| {
-            let limit = (saved.written - last.written) / 2;
-            written.iter().any(|other| (*other - last.written).abs() > limit.max(TimeDelta::zero()))
+        let has_state = |saved: &SavedCheckpoint| saved.complete_states().next().is_some();
+        self.ranks.iter().all(has_state) && self.last_complete().is_none()
+    }
+
+    /// Whether `states`, one of each rank, are of one time. A rank that was saved once can't tell; for another, they must be nearer to its own
+    /// than half the time that it took from its previous complete generation to the next one. What comes after the newest one is not
+    /// another, so other ranks may finish that later.
+    fn are_of_one_time(&self, states: &[SavedCheckpoint]) -> bool {
+        let written = states.iter().map(|state| state.written);
+        let (Some(first), Some(last)) = (written.clone().min(), written.max()) else { return true };
+        self.ranks.iter().zip(states).all(|(saved, state)| {
+            saved.previous_complete.as_ref().is_none_or(|previous| {
+                let tolerance = previous.tolerance();
+                let is_newest = state.generation == saved.generation;
+                state.written - first <= tolerance && (is_newest || last - state.written <= tolerance)
+            })
         })
     }
 
@@ -148,7 +158,7 @@ pub fn group(saved: impl IntoIterator<Item = SavedCheckpoint>) -> Vec<Checkpoint
     groups
 }
 
-/// The newest of `groups` that is whole and complete, or was: one that is not complete any more counts as what it was when it
+/// The newest of `groups` that is whole and complete, or was: one that is not complete any more, on every rank, counts as what it was when it
 /// last was ([`CheckpointGroup::last_complete`]).
 pub fn latest<'a>(groups: impl IntoIterator<Item = &'a CheckpointGroup>) -> Option<CheckpointGroup> {
     let whole = groups.into_iter().filter(|group| group.is_whole());
@@ -190,14 +200,19 @@ mod tests {
             // As when the newest is saved first.
             saved: at(1_000_000 - written),
             seconds: 1.0,
-            last_complete: None,
+            previous_complete: None,
         }
+    }
+
+    /// Saves a rank again.
+    fn again(before: &SavedCheckpoint, written: i64, complete: bool) -> SavedCheckpoint {
+        let next = saved(before.id.job(), before.id.name(), before.id.rank(), written, complete);
+        SavedCheckpoint { manifest: Digest::of(&written.to_le_bytes()), ..next }.succeed(Some(before))
     }
 
     /// Saves a rank again, in a state that is not complete.
     fn rewritten(before: &SavedCheckpoint, written: i64) -> SavedCheckpoint {
-        let next = saved(before.id.job(), before.id.name(), before.id.rank(), written, false);
-        SavedCheckpoint { manifest: Digest([3; 32]), ..next }.succeed(Some(before))
+        again(before, written, false)
     }
 
     fn latest_of(all: &[SavedCheckpoint]) -> Option<String> {
@@ -277,12 +292,22 @@ mod tests {
             Some(vec![100, 101]),
             "rank 1 is not at it yet"
         );
-        let done = saved("a", "last", 0, 300, true).succeed(Some(&first));
-        assert_eq!(
-            of([done.clone(), rewritten(&second, 301)]),
-            None,
-            "rank 0 has finished what rank 1 has not"
-        );
+        let done = again(&first, 300, true);
+        for (behind, why) in [
+            (rewritten(&second, 301), "rank 1 has not finished what rank 0 has"),
+            (second.clone(), "rank 1 is not at it yet"),
+            (rewritten(&rewritten(&second, 301), 500), "rank 1 is at the one after that"),
+        ] {
+            assert_eq!(of([done.clone(), behind]), Some(vec![100, 101]), "{why}");
+        }
+        assert_eq!(of([first.clone(), again(&second, 301, true)]), Some(vec![100, 101]), "the other way");
+        let both = [done.clone(), again(&second, 301, true)];
+        assert_eq!(of(both.clone()), Some(vec![300, 301]));
+        assert_eq!(of([rewritten(&both[0], 500), both[1].clone()]), Some(vec![300, 301]));
+        assert_eq!(of([done.clone(), again(&second, 450, true)]), Some(vec![300, 450]), "rank 1 took longer");
+        assert_eq!(of([again(&done, 500, true), second.clone()]), None, "100 of rank 0 is gone");
+        let behind = rewritten(&rewritten(&second, 301), 1000);
+        assert_eq!(of([again(&done, 500, true), behind]), None, "however often rank 1 was saved since");
         let next = rewritten(&done, 500);
         assert_eq!(of([next.clone(), rewritten(&second, 501)]), None, "neither side goes back on its own");
         let groups = group([next, rewritten(&second, 501)]);
@@ -305,6 +330,19 @@ mod tests {
         assert_eq!(of(0), of(1), "the latest stays");
         assert_eq!(of(1), ["step-1", "step-2", "step-3"]);
         assert_eq!(of(4), [""; 0]);
+    }
+
+    #[test]
+    fn superseded_counts_no_mixture_of_ranks() {
+        let [first, second] = [0, 1].map(|rank| saved("a", "last", rank, 100, true));
+        let step = [0, 1].map(|rank| saved("a", "step-1", rank, 50, true));
+        let of = |ranks: [SavedCheckpoint; 2]| {
+            let groups = group(step.iter().cloned().chain(ranks));
+            superseded(&groups, 1).map(|group| group.name().to_owned()).collect::<Vec<_>>()
+        };
+        let [done, other] = [again(&first, 300, true), again(&second, 301, true)];
+        assert_eq!(of([done.clone(), second]), [""; 0]);
+        assert_eq!(of([done, other]), ["step-1"]);
     }
 
     proptest! {

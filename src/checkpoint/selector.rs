@@ -32,14 +32,15 @@ impl CheckpointSelector {
     }
 
     /// Chooses among `groups`, oldest first. Without a name, the [`latest`], as it was when it was last complete. A name stands for what is saved
-    /// under it now: the newest that is whole and complete, or else the newest.
+    /// under it now, by the job whose checkpoint of the name is the latest, or else the newest.
     pub fn choose(&self, groups: &[CheckpointGroup]) -> Option<CheckpointGroup> {
         let selected: Vec<_> = groups.iter().filter(|group| self.selects(group)).collect();
+        let latest = latest(selected.iter().copied());
         if self.name.is_none() {
-            return latest(selected);
+            return latest;
         }
-        let complete = selected.iter().rfind(|group| group.is_whole() && group.is_complete());
-        complete.or(selected.last()).map(|group| (*group).clone())
+        let now = latest.and_then(|latest| selected.iter().find(|group| group.job() == latest.job()));
+        now.or(selected.last()).map(|group| (*group).clone())
     }
 
     /// Whether it may mean `group`.
@@ -130,17 +131,25 @@ mod tests {
             written: DateTime::from_timestamp(i64::from(content), 0).expect("a time"),
             saved: DateTime::UNIX_EPOCH,
             seconds: 1.0,
-            last_complete: None,
+            previous_complete: None,
         };
-        let groups =
-            group([state("last", 9, false).succeed(Some(&state("last", 2, true))), state("step", 1, true)]);
+        let of_job = |job, saved: SavedCheckpoint| SavedCheckpoint {
+            id: CheckpointId::new("p", job, saved.id.name(), 0).expect("an id"),
+            ..saved
+        };
+        let groups = group([
+            state("last", 9, false).succeed(Some(&state("last", 3, true))),
+            state("step", 1, true),
+            of_job("older", state("last", 2, true)),
+            of_job("newer", state("last", 10, false)),
+        ]);
         let chosen = |text: &str| {
             let selector: CheckpointSelector = text.parse().expect(text);
             let chosen = selector.choose(&groups).map(|group| group.ranks()[0].clone());
             chosen.map(|saved| (saved.id.name().to_owned(), saved.manifest.0[0], saved.complete))
         };
         for latest in ["bt://p", "bt://p@j"] {
-            assert_eq!(chosen(latest), Some(("last".to_owned(), 2, true)));
+            assert_eq!(chosen(latest), Some(("last".to_owned(), 3, true)));
         }
         for named in ["bt://p/last", "bt://p@j/last"] {
             assert_eq!(chosen(named), Some(("last".to_owned(), 9, false)));

@@ -21,7 +21,7 @@ use object_store::path::Path;
 
 use super::catalog::Generations;
 use super::gc_report::GcReport;
-use super::index::{checkpoint_key, id_of};
+use super::index::{checkpoint_key, complete_snapshots, id_of};
 use super::keys::ObjectKind;
 use super::lease::{MirrorLease, Purpose};
 use super::record::MirrorRecord;
@@ -79,16 +79,25 @@ impl Mirror {
         let mut reachable = ReachableObjects::default();
         let outdated = self.roots(&generations, expired_before, &mut reachable).await?;
         for manifest in reachable.manifests.clone() {
-            self.mark(&manifest, &mut reachable).await?;
+            if !self.mark(&manifest, &mut reachable).await? {
+                let key = self.key(ObjectKind::Manifests, &manifest);
+                return Err(damaged(self.url_of(&key), "it is missing"));
+            }
         }
-        let complete = self.complete_checkpoints(&reachable.sources).await?;
-        for manifest in serving.chain(complete) {
-            // A node may serve from its cache what is gone already, and an earlier version collects complete generations.
-            self.mark(&manifest, &mut reachable).await.or_else(|e| match e.kind() {
-                Kind::Corrupt => Ok(()),
-                _ => Err(e),
-            })?;
-            reachable.manifests.insert(manifest);
+        for manifest in self.complete_checkpoints(&reachable.sources, expired_before).await? {
+            // One that is missing was collected by an earlier version, which knows of none.
+            if reachable.manifests.insert(manifest) {
+                self.mark(&manifest, &mut reachable).await?;
+            }
+        }
+        for manifest in serving {
+            // A node may serve from its cache what is gone already.
+            if reachable.manifests.insert(manifest) {
+                self.mark(&manifest, &mut reachable).await.map(|_| ()).or_else(|e| match e.kind() {
+                    Kind::Corrupt => Ok(()),
+                    _ => Err(e),
+                })?;
+            }
         }
         collector.delete(lapsed.into_iter().map(|found| found.key).filter(|key| key != lease.key())).await?;
         collector.delete(outdated).await?;
@@ -133,13 +142,20 @@ impl Mirror {
         Ok(outdated)
     }
 
-    /// The manifests of the last complete generations of the checkpoints among `sources`. Their refs may be of later ones.
-    async fn complete_checkpoints(&self, sources: &HashSet<Digest>) -> Result<Vec<Digest>> {
-        let mut manifests = Vec::new();
-        for (id, found) in self.checkpoints(None, None).await? {
+    /// The manifests of the complete generations of the checkpoints among `sources` that may be mounted: their refs may be of later ones. What a
+    /// complete generation has replaced is among them unless that was `expired_before`.
+    async fn complete_checkpoints(
+        &self,
+        sources: &HashSet<Digest>,
+        expired_before: DateTime<Utc>,
+    ) -> Result<HashSet<Digest>> {
+        let (mut manifests, mut all) = (HashSet::new(), Vec::new());
+        for (id, found) in self.checkpoint_entries(None, None).await? {
             match found {
-                Ok(saved) if sources.contains(&checkpoint_key(&id)) => {
-                    manifests.extend(saved.complete_generation().map(|complete| complete.manifest));
+                Ok((saved, entered)) if sources.contains(&checkpoint_key(&id)) => {
+                    let previous = saved.previous_complete.iter().filter(|_| entered >= expired_before);
+                    manifests.extend(previous.map(|previous| previous.manifest));
+                    all.push(saved);
                 }
                 Ok(_) => {}
                 // Nobody finds them by it any more.
@@ -147,14 +163,13 @@ impl Mirror {
                 Err(e) => return Err(e),
             }
         }
+        manifests.extend(complete_snapshots(all).into_iter().map(|(_, manifest)| manifest));
         Ok(manifests)
     }
 
-    /// Adds the blobs of a manifest to what is reached.
-    async fn mark(&self, digest: &Digest, reachable: &mut ReachableObjects) -> Result<()> {
-        let Some(manifest) = self.manifest(digest).await? else {
-            return Err(damaged(self.url_of(&self.key(ObjectKind::Manifests, digest)), "it is missing"));
-        };
+    /// Adds the blobs of a manifest to what is reached. False where it is missing.
+    async fn mark(&self, digest: &Digest, reachable: &mut ReachableObjects) -> Result<bool> {
+        let Some(manifest) = self.manifest(digest).await? else { return Ok(false) };
         for index in 0..manifest.blobs() {
             let blob = manifest.blob(index)?;
             let Key::Content(digest) = blob.key else { continue };
@@ -163,7 +178,7 @@ impl Mirror {
                 reachable.places.insert(self.blob_key(&digest, &blob.stored));
             }
         }
-        Ok(())
+        Ok(true)
     }
 }
 

@@ -2,10 +2,13 @@
 //!
 //! Each rank of each checkpoint is a source of its own in the catalog ([`super::catalog`]), and has an entry here, at
 //! `checkpoints/<project>/<job>/<name>/<rank>`, written after its ref: what an entry names is there. The ref alone says what
-//! the checkpoint is now. Names are encoded, so that none leaves its prefix.
+//! the checkpoint is now; what is complete, the entry says. Names are encoded, so that none leaves its prefix.
 
 mod choice;
 
+use std::collections::BTreeSet;
+
+use chrono::{DateTime, Utc};
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::{Path, PathPart};
 use serde::{Deserialize, Serialize};
@@ -14,6 +17,7 @@ use super::Mirror;
 use super::catalog::{Ref, source_key};
 use super::checked_json;
 use super::keys::ObjectKind;
+use crate::checkpoint::group::{CheckpointGroup, group};
 use crate::checkpoint::{CheckpointId, SavedCheckpoint};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
@@ -34,6 +38,19 @@ struct IndexEntry {
     saved: SavedCheckpoint,
 }
 
+/// An entry as it was read, and when it was written by the store's clock; or why it can't be read.
+pub(super) type ReadEntry = (CheckpointId, Result<(SavedCheckpoint, DateTime<Utc>)>);
+
+/// The snapshots of checkpoints that are complete: of each rank the last one, and those of all ranks that are of one time. `saved` is all
+/// that there is.
+pub(super) fn complete_snapshots(saved: Vec<SavedCheckpoint>) -> BTreeSet<(CheckpointId, Digest)> {
+    let own: Vec<_> = saved.iter().filter_map(SavedCheckpoint::as_last_complete).collect();
+    let groups = group(saved);
+    let complete = groups.iter().filter_map(CheckpointGroup::last_complete);
+    let of_groups = complete.flat_map(|group| group.into_owned().ranks().to_vec());
+    own.into_iter().chain(of_groups).map(|saved| (saved.id, saved.manifest)).collect()
+}
+
 /// The key of the ref of a checkpoint: it is published with its own text for an identity, and all of it.
 pub fn checkpoint_key(id: &CheckpointId) -> Digest {
     source_key(&id.to_string(), &Patterns::default())
@@ -49,6 +66,32 @@ pub(super) fn id_of(key: &Path) -> Option<CheckpointId> {
 }
 
 impl Mirror {
+    /// Enters what was published of a checkpoint as its next generation, and returns that.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] where a newer version wrote its entry; those of the store.
+    pub async fn enter_checkpoint(&self, published: SavedCheckpoint) -> Result<SavedCheckpoint> {
+        // A damaged entry is written anew.
+        let before = match self.checkpoint(&published.id).await {
+            Err(error) if error.kind() == Kind::Corrupt => None,
+            before => before?,
+        };
+        let mut saved = published.succeed(before.as_ref());
+        // The checkpoint may have been removed, or its last complete generation collected by an earlier version.
+        if let Some(previous) = &saved.previous_complete
+            && !self.has_manifest(&previous.manifest).await?
+        {
+            saved.previous_complete = None;
+        }
+        self.put_checkpoint(&saved).await?;
+        Ok(saved)
+    }
+
+    /// Whether the manifest `digest` is there.
+    async fn has_manifest(&self, digest: &Digest) -> Result<bool> {
+        Ok(self.head(&self.key(ObjectKind::Manifests, digest)).await?.is_some())
+    }
+
     /// Writes the entry of a checkpoint in place of one that may be there. Its ref comes first.
     ///
     /// # Errors
@@ -65,6 +108,10 @@ impl Mirror {
     /// # Errors
     /// [`Kind::Corrupt`] when it is damaged, [`Kind::Unsupported`] when a newer version wrote it; those of the store.
     pub async fn checkpoint(&self, id: &CheckpointId) -> Result<Option<SavedCheckpoint>> {
+        Ok(self.checkpoint_entry(id).await?.map(|(saved, _)| saved))
+    }
+
+    async fn checkpoint_entry(&self, id: &CheckpointId) -> Result<Option<(SavedCheckpoint, DateTime<Utc>)>> {
         let key = self.entry_key(id);
         let Some(got) = self.get(&key).await? else { return Ok(None) };
         let fault = |how: String| {
@@ -86,7 +133,7 @@ impl Mirror {
         if entry.saved.id != *id {
             return Err(fault(format!("it is that of {}", entry.saved.id)));
         }
-        Ok(Some(entry.saved))
+        Ok(Some((entry.saved, got.written)))
     }
 
     /// The ref of a saved checkpoint: its entry may be of an earlier generation.
@@ -108,9 +155,19 @@ impl Mirror {
         project: Option<&str>,
         job: Option<&str>,
     ) -> Result<Vec<(CheckpointId, Result<SavedCheckpoint>)>> {
+        let entries = self.checkpoint_entries(project, job).await?.into_iter();
+        Ok(entries.map(|(id, found)| (id, found.map(|(saved, _)| saved))).collect())
+    }
+
+    /// The checkpoints as [`checkpoints`](Self::checkpoints) lists them, with when their entries were written.
+    pub(super) async fn checkpoint_entries(
+        &self,
+        project: Option<&str>,
+        job: Option<&str>,
+    ) -> Result<Vec<ReadEntry>> {
         let ids = self.list_checkpoints(project, job).await?;
         let read = futures_util::stream::iter(ids).map(|id| async move {
-            let read = self.checkpoint(&id).await;
+            let read = self.checkpoint_entry(&id).await;
             (id, read)
         });
         let mut found = Vec::new();
@@ -169,18 +226,19 @@ impl Mirror {
         Ok(removed || listed)
     }
 
-    /// The refs of checkpoints as they were when they were last complete, of those that are not complete now: refs of the catalog are of
+    /// The refs of checkpoints as they were when they were last complete, of those that are another snapshot now: refs of the catalog are of
     /// what is saved now.
     ///
     /// # Errors
     /// Those of the store.
     pub async fn last_complete_refs(&self) -> Result<Vec<Result<Ref>>> {
+        // Damaged entries are reported when the index is verified.
+        let saved = self.checkpoints(None, None).await?.into_iter().filter_map(|(_, found)| found.ok());
         let mut refs = Vec::new();
-        for (id, found) in self.checkpoints(None, None).await? {
-            // Damaged entries are reported when the index is verified.
-            let Some(last) = found.ok().and_then(|saved| saved.last_complete) else { continue };
-            let now = self.find(&checkpoint_key(&id)).await;
-            refs.extend(now.transpose().map(|now| Ok(Ref { manifest: last.manifest, ..now? })));
+        for (id, manifest) in complete_snapshots(saved.collect()) {
+            let now = self.find(&checkpoint_key(&id)).await.transpose();
+            let is_other = |now: &Result<Ref>| now.as_ref().map_or(true, |now| now.manifest != manifest);
+            refs.extend(now.filter(is_other).map(|now| Ok(Ref { manifest, ..now? })));
         }
         Ok(refs)
     }

@@ -71,7 +71,6 @@ struct LeaseRenewal {
 /// while this machine sleeps.
 #[derive(Debug)]
 struct LeaseTerm {
-    began: DateTime<Utc>,
     renewed: DateTime<Utc>,
     lapsed: bool,
 }
@@ -143,8 +142,8 @@ impl Mirror {
             self.delete(&key).await?;
             return Err(error);
         }
-        let term = Arc::new(Mutex::new(LeaseTerm { began, renewed, lapsed: false }));
-        let renewal = LeaseRenewal::start(self.clone(), key.clone(), Some(term.clone()));
+        let term = Arc::new(Mutex::new(LeaseTerm { renewed, lapsed: false }));
+        let renewal = LeaseRenewal::start(self.clone(), key.clone(), Some((began, term.clone())));
         Ok(MirrorLease { mirror: self.clone(), key, began, term, renewal })
     }
 
@@ -260,15 +259,14 @@ impl ServeLease {
 }
 
 impl LeaseRenewal {
-    /// Starts the task, which keeps the `term` of a writer's lease.
-    fn start(mirror: Mirror, key: Path, term: Option<Arc<Mutex<LeaseTerm>>>) -> Self {
+    /// Starts the task. `writer`: when the lease of a writer began, and its term, which the task keeps.
+    fn start(mirror: Mirror, key: Path, writer: Option<(DateTime<Utc>, Arc<Mutex<LeaseTerm>>)>) -> Self {
         let (held, mut released) = oneshot::channel();
         let task = tokio::spawn(async move {
             while timeout(RENEW_INTERVAL, &mut released).await.is_err() {
-                let renewed = match &term {
-                    Some(term) => {
-                        let began = term.lock().began;
-                        mirror.renew(&key, Some(began)).await.map(|now| _ = term.lock().renew(now))
+                let renewed = match &writer {
+                    Some((began, term)) => {
+                        mirror.renew(&key, Some(*began)).await.map(|now| _ = term.lock().renew(now))
                     }
                     None => mirror.put(&key, lease_text(None).into()).await,
                 };

@@ -16,7 +16,7 @@ use super::keys::ObjectKind;
 use super::lease::MirrorLease;
 use super::{Mirror, damaged};
 use crate::digest::Digest;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::http_client::{MAX_RESPONSE_TIMEOUT, send_hedged, silent};
 use crate::manifest::Manifest;
 use crate::task::blocking;
@@ -49,6 +49,8 @@ impl Mirror {
         // The first piece tells the size, too: a deployment waits for each request.
         let (size, first) = match self.piece(&key, 0..PIECE_BYTES).await {
             Ok(piece) => piece,
+            Err(error) if error.kind() == Kind::Timeout => return Err(error),
+            // What a service says of a range of nothing has no kind of its own.
             Err(error) => match self.head(&key).await {
                 Ok(None) => return Ok(None),
                 Ok(Some(meta)) if meta.size == 0 => return Err(damaged(self.url_of(&key), "it is empty")),

@@ -63,8 +63,12 @@ impl JobQueue {
         let mirror = self.mirror_of(request).await?;
         for reference in references {
             match find(&mirror, reference, request).await {
-                Ok((_, group)) if found.iter().any(|(_, other)| is_same(other, &group)) => {}
-                Ok(one) => found.push(one),
+                Ok(one) => match found.iter_mut().find(|(_, other)| is_same(other, &one.1)) {
+                    // There is one place for both, and only the earlier state is complete.
+                    Some(same) if one.1.is_earlier() => *same = one,
+                    Some(_) => {}
+                    None => found.push(one),
+                },
                 Err(e) if e.kind() == Kind::NotFound && is_own_latest(reference, request) => {
                     notes.push(format!("begins without a checkpoint: {e}"));
                 }
@@ -108,7 +112,7 @@ async fn find(
     let selector = CheckpointSelector { project, job, name, rank: 0 };
     let (groups, damaged) =
         mirror.checkpoint_groups(Some(&selector.project), selector.job.as_deref()).await?;
-    match (selector.choose(&groups), damaged.into_iter().next()) {
+    match (mirror.choose_group(&selector, &groups).await?, damaged.into_iter().next()) {
         (Some(group), _) => Ok((selector, group)),
         (None, Some((_, damage))) => Err(damage),
         (None, None) => Err(mirror.explain_missing(&selector, &groups).await?),

@@ -232,11 +232,6 @@ impl SaveContext {
             }
             published => published?,
         };
-        // A damaged entry is written anew.
-        let before = match mirror.checkpoint(&id).await {
-            Err(error) if error.kind() == Kind::Corrupt => None,
-            before => before?,
-        };
         let saved = SavedCheckpoint {
             id,
             manifest: published.latest_ref.manifest,
@@ -247,10 +242,9 @@ impl SaveContext {
             written: time(unit.written),
             saved: SystemTime::now().into(),
             seconds: begin.elapsed().as_secs_f64(),
-            last_complete: None,
+            previous_complete: None,
         };
-        let saved = saved.succeed(before.as_ref());
-        mirror.put_checkpoint(&saved).await?;
+        let saved = mirror.enter_checkpoint(saved).await?;
         let removed = match self.order.keep.filter(|_| saved.complete) {
             Some(keep) => mirror.prune_checkpoints(&self.order.project, keep.get() as usize).await,
             None => Ok(Vec::new()),

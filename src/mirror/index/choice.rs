@@ -1,5 +1,6 @@
 //! Chooses the saved checkpoint that a source `bt://` means, or lists what there is instead.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -72,7 +73,7 @@ impl Mirror {
     pub async fn choose_checkpoint(&self, selector: &CheckpointSelector) -> Result<ChosenCheckpoint> {
         let (groups, damaged) =
             self.checkpoint_groups(Some(&selector.project), selector.job.as_deref()).await?;
-        let Some(group) = selector.choose(&groups) else {
+        let Some(group) = self.choose_group(selector, &groups).await? else {
             return Err(match damaged.into_iter().next() {
                 Some((_, error)) => error.context(format!("cannot tell what {selector} is")),
                 None => self.explain_missing(selector, &groups).await?,
@@ -90,6 +91,32 @@ impl Mirror {
         };
         let manifest = self.chosen_manifest(selector, &saved).await?;
         Ok(ChosenCheckpoint { group, saved, manifest })
+    }
+
+    /// The one of `groups` that `selector` means ([`CheckpointSelector::choose`]). What was last complete and is not in the mirror any more is
+    /// passed over.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn choose_group(
+        &self,
+        selector: &CheckpointSelector,
+        groups: &[CheckpointGroup],
+    ) -> Result<Option<CheckpointGroup>> {
+        let mut groups = Cow::Borrowed(groups);
+        while let Some(chosen) = selector.choose(&groups) {
+            if !chosen.is_earlier() || self.has_manifests(&chosen).await? {
+                return Ok(Some(chosen));
+            }
+            groups.to_mut().retain(|group| (group.job(), group.name()) != (chosen.job(), chosen.name()));
+        }
+        Ok(None)
+    }
+
+    /// Whether the manifests that the entries of all ranks name are there.
+    async fn has_manifests(&self, group: &CheckpointGroup) -> Result<bool> {
+        let lookups: Vec<_> = group.ranks().iter().map(|saved| self.has_manifest(&saved.manifest)).collect();
+        stream::iter(lookups).buffered(REF_READS_IN_FLIGHT).try_all(std::future::ready).await
     }
 
     /// The snapshot of each rank of the `group` that `selector` has chosen, in the order of the ranks.

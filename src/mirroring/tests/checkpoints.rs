@@ -24,7 +24,7 @@ async fn save(mirror: &Mirror, id: CheckpointId, files: &FileTree) -> SavedCheck
         written: found.listed,
         saved: found.listed,
         seconds: found.took,
-        last_complete: None,
+        previous_complete: None,
         id,
     };
     mirror.put_checkpoint(&saved).await.expect("entered");
@@ -153,6 +153,12 @@ async fn snapshot_faults(mirror: &Mirror, id: &CheckpointId, manifest: Digest) -
     faults
 }
 
+/// The complete snapshots that no ref names.
+async fn complete_elsewhere(mirror: &Mirror) -> Vec<Digest> {
+    let refs = mirror.last_complete_refs().await.expect("listed");
+    refs.into_iter().map(|found| found.expect("whole").manifest).collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn checkpoint_that_is_rewritten_stays_the_latest_as_it_was_last_complete() {
     let mirror = mirror(Arc::new(InMemory::new()));
@@ -166,6 +172,7 @@ async fn checkpoint_that_is_rewritten_stays_the_latest_as_it_was_last_complete()
     mirror.collect(NO_GRACE, false).await.expect("collected");
     let latest = chosen(&mirror, "bt://p").await;
     assert_eq!((latest.manifest, latest.note("mounted")), (first.manifest, None));
+    assert_eq!(complete_elsewhere(&mirror).await, [first.manifest]);
     let named = chosen(&mirror, "bt://p@j/last").await;
     assert_eq!(named.manifest, second);
     assert!(named.note("mounted").is_some_and(|note| note.ends_with("it may not be complete")));
@@ -181,16 +188,87 @@ async fn checkpoint_that_is_rewritten_stays_the_latest_as_it_was_last_complete()
     for manifest in [first.manifest, second] {
         assert_eq!(snapshot_faults(&mirror, &id, manifest).await, [""; 0]);
     }
-    let verified: Vec<_> = mirror.last_complete_refs().await.expect("listed");
-    let verified: Vec<_> = verified.into_iter().map(|found| found.expect("whole").manifest).collect();
-    assert_eq!(verified, [first.manifest]);
+    assert_eq!(complete_elsewhere(&mirror).await, [first.manifest]);
 
     let complete = SavedCheckpoint { complete: true, ..next.clone() }.succeed(Some(&next));
+    // Its ref was replaced longer ago than the grace.
+    let grace = Duration::from_millis(500);
+    tokio::time::sleep(2 * grace).await;
     mirror.put_checkpoint(&complete).await.expect("entered");
+    mirror.collect(grace, false).await.expect("collected");
+    assert_eq!(snapshot_faults(&mirror, &id, first.manifest).await, [""; 0], "a job may have it mounted");
     mirror.collect(NO_GRACE, false).await.expect("collected");
     let latest = chosen(&mirror, "bt://p").await;
     assert_eq!((latest.manifest, latest.saved.generation), (second, 2));
+    assert_eq!(complete_elsewhere(&mirror).await, []);
     assert_eq!(snapshot_faults(&mirror, &id, first.manifest).await.len(), 1, "nobody needs it any more");
+}
+
+/// A time of writing, in seconds.
+fn at(saved: SavedCheckpoint, seconds: i64) -> SavedCheckpoint {
+    SavedCheckpoint { written: DateTime::from_timestamp(seconds, 0).expect("a time"), ..saved }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn latest_of_ranks_that_all_completed_another_state_stays_that_of_one_time() {
+    let mirror = mirror(Arc::new(InMemory::new()));
+    let files = |size| FileTree::from([(b"model".to_vec(), noise(size, 3))]);
+    let mut first = Vec::new();
+    for rank in 0..2 {
+        let saved = save(&mirror, id("p", "j", "last", rank), &files(10 + u64::from(rank))).await;
+        first.push(at(saved, 100 + i64::from(rank)));
+        mirror.put_checkpoint(&first[rank as usize]).await.expect("entered");
+    }
+    let done = save(&mirror, first[0].id.clone(), &files(7)).await;
+    mirror.put_checkpoint(&first[0]).await.expect("as it was");
+    let done = mirror.enter_checkpoint(at(done, 300)).await.expect("entered");
+    assert!(done.complete && done.previous_complete.is_some());
+    mirror.collect(NO_GRACE, false).await.expect("collected");
+    let latest = chosen(&mirror, "bt://p").await;
+    assert_eq!(latest.group.ranks(), first);
+    assert!(latest.note("mounted").is_some_and(|note| note.contains("last complete, generation 1 of ")));
+    let named = chosen(&mirror, "bt://p@j/last").await;
+    assert!(named.note("mounted").is_some_and(|note| note.ends_with("it may not be complete")));
+    assert_eq!(complete_elsewhere(&mirror).await, [first[0].manifest]);
+    assert_eq!(snapshot_faults(&mirror, &first[0].id, first[0].manifest).await, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn collect_of_a_mirror_whose_last_complete_generation_is_damaged_deletes_nothing() {
+    let store = Arc::new(InMemory::new());
+    let mirror = mirror(store.clone());
+    let id = id("p", "j", "last", 0);
+    let files = |size| FileTree::from([(b"model".to_vec(), noise(size, 3))]);
+    let first = save(&mirror, id.clone(), &files(1)).await;
+    let next = save(&mirror, id.clone(), &files(2)).await;
+    mirror.put_checkpoint(&first).await.expect("as it was");
+    mirror.enter_checkpoint(SavedCheckpoint { complete: false, ..next }).await.expect("entered");
+    let key = Path::from(format!("tenants/tenant/manifests/{}", first.manifest));
+    store.head(&key).await.expect("it is there");
+    store.put(&key, b"damaged".to_vec().into()).await.expect("damaged");
+    let before = objects(&*store, "blobs").await.len();
+    let error = mirror.collect(NO_GRACE, false).await.expect_err("nobody knows what it reaches");
+    assert_eq!((error.kind(), objects(&*store, "blobs").await.len()), (Kind::Corrupt, before), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn last_complete_generation_that_is_gone_is_neither_chosen_nor_kept() {
+    let mirror = mirror(Arc::new(InMemory::new()));
+    let files = |size| FileTree::from([(b"model".to_vec(), noise(size, 3))]);
+    let step = at(save(&mirror, id("p", "j", "step-1", 0), &files(1)).await, 50);
+    mirror.put_checkpoint(&step).await.expect("entered");
+    let id = id("p", "j", "last", 0);
+    let now = at(save(&mirror, id.clone(), &files(2)).await, 300);
+    // As after `checkpoint rm` that died between ref and entry, and gc.
+    let gone = SavedCheckpoint { manifest: Digest([7; 32]), ..at(now.clone(), 100) };
+    let incomplete = SavedCheckpoint { complete: false, ..now };
+    mirror.put_checkpoint(&incomplete.clone().succeed(Some(&gone))).await.expect("entered");
+    let latest = chosen(&mirror, "bt://p").await;
+    assert_eq!((latest.manifest, latest.note("mounted")), (step.manifest, None));
+    mirror.put_checkpoint(&gone).await.expect("entered");
+    let entered = mirror.enter_checkpoint(incomplete.clone()).await.expect("entered");
+    assert_eq!((entered.generation, entered.previous_complete), (2, None));
+    assert_eq!(chosen(&mirror, "bt://p@j/last").await.manifest, incomplete.manifest);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -293,13 +293,18 @@ fn job_whose_checkpoint_was_being_rewritten_when_it_died_is_resumed_from_the_com
     );
     let served = mirrored(&["checkpoint", "show", "bt://p", "--weights"]);
     assert!(served.contains("source = \"bt://p@first\""), "{served}");
+    let wait = ["checkpoint", "wait", "bt://p@first", "--timeout", "1s", "--mirror", &url];
+    assert_eq!(saving.machine.run(&wait).code, Some(124), "what is saved now is not complete");
     let place = saving.machine.directory("got").join("last");
     mirrored(&["checkpoint", "get", "bt://p@first", text(&place)]);
     assert_eq!(fs::read_to_string(place.join("model")).unwrap(), "one\n");
 
     let folder = saving.machine.directory("work").join("loaded");
+    // Both are one checkpoint, of which the complete state is taken.
+    let named = "{ typ = \"baseten_named_checkpoint\", job_id = \"first\", checkpoint_name = \"last\" }";
+    let latest = "{ typ = \"baseten_latest_checkpoint\" }";
     let config = format!(
-        "{}[runtime.load_checkpoint_config]\nenabled = true\ndownload_folder = {folder:?}\n",
+        "{}[runtime.load_checkpoint_config]\nenabled = true\ndownload_folder = {folder:?}\ncheckpoints = [{named}, {latest}]\n",
         toml(&[], &["cat $BT_LOAD_CHECKPOINT_DIR/rank-0/last/model"])
     );
     let file = spec(&saving.machine, "second.toml", &config);

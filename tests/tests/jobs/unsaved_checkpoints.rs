@@ -87,6 +87,8 @@ fn checkpoint_being_written_when_the_job_is_stopped_is_torn_unless_that_ends_in_
         assert!(found.iter().any(|one| one.0 == "b" && one.1 == state), "{status}");
         assert_eq!(saving.files(&format!("bt://p@{id}/b")).is_some(), state == "saved", "{status}");
         assert!(found.contains(&saved("a", true, 1)), "{status}");
+        // Only a hint tells that a job that was stopped had finished it.
+        assert_eq!(found.contains(&saved("b", false, 1)), state == "saved", "{status}");
     }
 }
 

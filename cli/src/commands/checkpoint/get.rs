@@ -67,19 +67,23 @@ pub async fn run(args: CheckpointGetArgs) -> Result<()> {
     let began = Instant::now();
     let selector = args.target.selector(&args.name)?;
     let mirror = args.target.open().await?;
-    let chosen = mirror.choose_checkpoint(&selector).await?;
-    let group = &chosen.group;
-    if let Some(note) = chosen.note("downloaded") {
-        eprintln!("note: {note}");
-    }
-    let directory = std::path::absolute(&args.directory)?;
+    let mut chosen = mirror.choose_checkpoint(&selector).await?;
     let wanted: Vec<_> = if args.all_ranks {
-        let manifests = mirror.chosen_manifests(&selector, group).await?;
-        let ids = group.ranks().iter().map(|saved| saved.id.clone());
-        ids.zip(manifests).map(|(id, manifest)| RankSnapshot { id, manifest }).collect()
+        let manifests = mirror.chosen_manifests(&selector, &chosen.group).await?;
+        let ranks = chosen.group.ranks().iter().zip(manifests);
+        // The note is on a rank whose ref is of a later generation than its entry, if there is one.
+        if let Some((saved, manifest)) = ranks.clone().find(|(saved, manifest)| saved.manifest != *manifest) {
+            (chosen.saved, chosen.manifest) = (saved.clone(), manifest);
+        }
+        ranks.map(|(saved, manifest)| RankSnapshot { id: saved.id.clone(), manifest }).collect()
     } else {
         vec![RankSnapshot { id: chosen.saved.id.clone(), manifest: chosen.manifest }]
     };
+    if let Some(note) = chosen.note("downloaded") {
+        eprintln!("note: {note}");
+    }
+    let group = &chosen.group;
+    let directory = std::path::absolute(&args.directory)?;
     let progress = Arc::new(DownloadProgress::default());
     let shown = Arc::clone(&progress);
     let display = show_progress("downloading", move || Some(shown.read()).filter(|now| now.files > 0));

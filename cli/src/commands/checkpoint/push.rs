@@ -88,7 +88,6 @@ async fn save(
     for note in text::notes(&published.notes, &uri.to_string()) {
         eprintln!("note: {note}");
     }
-    let earlier = mirror.checkpoint(&id).await.ok().flatten();
     let manifest = mirror.manifest(&published.latest_ref.manifest).await?;
     let saved = SavedCheckpoint {
         id,
@@ -100,11 +99,9 @@ async fn save(
         written: manifest.map_or(Ok(published.latest_ref.listed), |manifest| newest(&manifest))?,
         saved: published.latest_ref.listed,
         seconds: began.elapsed().as_secs_f64(),
-        last_complete: None,
+        previous_complete: None,
     };
-    let saved = saved.succeed(earlier.as_ref());
-    mirror.put_checkpoint(&saved).await?;
-    Ok(saved)
+    Ok(mirror.enter_checkpoint(saved).await?)
 }
 
 /// The time of the last change to a file.

@@ -102,9 +102,9 @@ fn shown_state(group: &CheckpointGroup) -> String {
     let state = state(group);
     if group.is_earlier() {
         let name = &group.ranks()[0].id;
-        format!("{state}; what was saved since as {name} is not")
+        format!("{state} (an earlier generation; the newest, {name}, is not complete)")
     } else if let (false, Some(_)) = (group.is_complete(), group.last_complete()) {
-        format!("{state}; the latest, for resuming, is what was last complete")
+        format!("{state}; resuming takes the last complete generation")
     } else {
         state.to_owned()
     }

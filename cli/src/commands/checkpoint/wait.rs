@@ -128,7 +128,7 @@ fn newest(selector: &CheckpointSelector, groups: &[CheckpointGroup]) -> Option<C
 }
 
 fn is_complete(group: &CheckpointGroup) -> bool {
-    group.is_whole() && group.is_complete()
+    group.is_whole() && group.is_complete() && !group.is_earlier()
 }
 
 fn format_state(group: &CheckpointGroup) -> String {
