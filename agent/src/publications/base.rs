@@ -88,15 +88,16 @@ impl Base {
         let Some(mount) = self.mount().filter(|mount| !mount.is_detached()) else {
             return Some(ENDED_MOUNT_FAULT.to_owned());
         };
+        if !self.is_staged() {
+            return None;
+        }
         let stage = mount.snapshot().staged()?;
+        let progress = stage.progress();
         match stage.outcome() {
             Some(Err(error)) => Some(format!("data is missing in the cache and cannot be fetched: {error}")),
-            None if stage.is_refill() => {
-                let progress = stage.progress();
+            None if stage.is_planned() && progress.bytes_done < progress.bytes => {
                 let (local, all) = (text::size(progress.bytes_done), text::size(progress.bytes));
-                Some(format!(
-                    "damaged data was removed from the cache and is fetched again: {local} of {all} are local"
-                ))
+                Some(format!("data is missing in the cache and is fetched again: {local} of {all} are local"))
             }
             None | Some(Ok(())) => None,
         }
@@ -215,6 +216,12 @@ impl Bases {
             stage_all(&self.mounts, std::slice::from_ref(mount), |_| ()).await
         };
         base.staged.get_or_try_init(|| stage).await.map(drop)
+    }
+
+    /// Fetches again what bases have lost, where that failed before.
+    pub fn retry_refills(&self) {
+        let bases: Vec<_> = self.table.lock().values().map(|(base, _)| Arc::clone(base)).collect();
+        bases.iter().for_each(|base| base.retry_refill());
     }
 
     /// Releases a base. The last user unmounts it: with `wait` it is gone when this returns, unless it is in use.
