@@ -1,7 +1,7 @@
 //! Stages: how far the work of making a snapshot local, verified and leased has come. [`staging`](crate::staging) does it.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed};
 
 use tokio::sync::{Notify, Semaphore};
 
@@ -14,8 +14,6 @@ pub(crate) enum StagePurpose {
     Fill,
     /// Makes everything local, and verifies what was.
     Verify,
-    /// Makes local again what was removed after a stage had made it local.
-    Refill,
 }
 
 /// A stage under way or done. Its snapshot keeps the leases as long as that lives.
@@ -30,6 +28,8 @@ pub struct Stage {
     /// How many flights more may start at once than at the beginning.
     pub(crate) extra_flights: AtomicUsize,
     pub(crate) large_blobs: Semaphore,
+    /// Whether it was found out what is missing.
+    pub(crate) planned: AtomicBool,
     /// Whether something that was here has been removed since the plan was made.
     pub(crate) outdated: AtomicBool,
     pub(crate) outcome: OnceLock<Result<()>>,
@@ -63,9 +63,9 @@ impl Stage {
         }
     }
 
-    /// Whether it makes local again what was removed after an earlier stage.
-    pub fn is_refill(&self) -> bool {
-        self.purpose == StagePurpose::Refill
+    /// Whether it was found out what is missing, by this stage or the one before it: until then, the progress says nothing.
+    pub fn is_planned(&self) -> bool {
+        self.planned.load(Acquire)
     }
 
     /// The outcome of the stage; `None` while it is under way.

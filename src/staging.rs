@@ -57,20 +57,19 @@ impl Snapshot {
     /// Begins to make everything local. Several calls share one stage; one that has failed is begun anew.
     pub fn stage(self: &Arc<Self>) -> Arc<Stage> {
         let mut stage = self.stage_slot().lock();
-        let purpose = match stage.as_ref() {
+        let last = match stage.as_ref() {
             Some(last) if !matches!(last.outcome(), Some(Err(_))) => return last.clone(),
-            Some(failed) if failed.is_refill() => StagePurpose::Refill,
-            _ => StagePurpose::Fill,
+            failed => failed.cloned(),
         };
-        stage.insert(Stage::start(self, purpose)).clone()
+        stage.insert(Stage::start(self, StagePurpose::Fill, last)).clone()
     }
 
     /// Starts a stage that also verifies the blocks that are already local.
     pub fn stage_verified(self: &Arc<Self>) -> Arc<Stage> {
-        let stage = Stage::start(self, StagePurpose::Verify);
+        let mut last = self.stage_slot().lock();
         // A stage that is under way goes on beside it, and both share their flights.
-        *self.stage_slot().lock() = Some(stage.clone());
-        stage
+        let stage = Stage::start(self, StagePurpose::Verify, last.take());
+        last.insert(stage).clone()
     }
 
     /// The last stage, if one was begun.
@@ -83,24 +82,27 @@ impl Snapshot {
     pub fn stage_again(self: &Arc<Self>) {
         let mut stage = self.stage_slot().lock();
         if stage.as_ref().is_some_and(|stage| !stage.plan_again()) {
-            *stage = Some(Stage::start(self, StagePurpose::Refill));
+            *stage = Some(Stage::start(self, StagePurpose::Fill, stage.take()));
         }
     }
 }
 
 impl Stage {
     /// Starts to stage `snapshot`. It goes on until it is done, or until the snapshot is dropped.
-    fn start(snapshot: &Arc<Snapshot>, purpose: StagePurpose) -> Arc<Self> {
+    /// Its progress is that of the `last` one until it is planned.
+    fn start(snapshot: &Arc<Snapshot>, purpose: StagePurpose, last: Option<Arc<Self>>) -> Arc<Self> {
+        let progress = last.as_ref().map(|last| last.progress()).unwrap_or_default();
         let manifest = snapshot.manifest();
         let stage = Arc::new(Self {
             purpose,
             files: manifest.files(),
             bytes: manifest.bytes(),
-            files_done: AtomicU64::new(0),
-            bytes_done: AtomicU64::new(0),
-            bytes_found: AtomicU64::new(0),
+            files_done: AtomicU64::new(progress.files_done),
+            bytes_done: AtomicU64::new(progress.bytes_done),
+            bytes_found: AtomicU64::new(progress.bytes_found),
             extra_flights: AtomicUsize::new(0),
             large_blobs: Semaphore::new(CONCURRENT_LARGE_BLOBS),
+            planned: AtomicBool::new(last.is_some_and(|last| last.is_planned())),
             outdated: AtomicBool::new(false),
             outcome: OnceLock::new(),
             changed: Notify::new(),

@@ -28,6 +28,6 @@ pub use history::SourceHistory;
 pub use manager::MountManager;
 pub use mount::ManagedMount;
 pub use mounter::{MountDefaults, Mounter};
-pub use record::recorded_mountpoints;
+pub use record::{REQUEST_SECRETS, recorded_mountpoints};
 pub use resolved_snapshot::ResolvedSnapshot;
 pub use restore::{MountPurpose, restore};

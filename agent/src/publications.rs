@@ -32,7 +32,7 @@ use bdnfs::boot;
 use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::{Kind, Result};
 use bdnfs::source::{Patterns, Uri};
-use bdnfs::task::blocking;
+use bdnfs::task::{blocking, lost};
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
@@ -332,7 +332,10 @@ impl Publications {
 
     /// Carries a publication from its first request to its end.
     async fn run(self: Arc<Self>, publication: Arc<Publication>) {
-        match self.deploy(&publication).await {
+        let (publications, deployed) = (Arc::clone(&self), Arc::clone(&publication));
+        // In a task of its own: a panic is a failure, and whoever waits for the outcome gets it.
+        let deployment = tokio::spawn(async move { publications.deploy(&deployed).await });
+        match deployment.await.unwrap_or_else(|error| Err(lost(error).into())) {
             Ok(message) => {
                 publication.set_published(message);
                 self.unpublish_when_cancelled(publication).await;

@@ -80,7 +80,7 @@ impl Controller for ControllerService {
             ));
         }
         // An administrator wrote them. They are checked here, so that a claim that can't work says so at once.
-        let policy = TrustPolicy { trust_unmarked: true, ..TrustPolicy::default() };
+        let policy = TrustPolicy { trust_unmarked: true, pod_tokens: true, ..TrustPolicy::default() };
         let volume_id = volume_id(&request.name, &request.parameters);
         let mut parameters = request.parameters.clone();
         // What only a node has: the file, and the secret and the token that the kubelet will bring.

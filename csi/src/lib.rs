@@ -78,6 +78,8 @@ pub const DRIVER_NAME: &str = "csi.bdnfs.io";
 pub struct TrustPolicy {
     /// Whether a volume is trusted that is marked neither persistent nor inline, as by other orchestrators than Kubernetes.
     pub trust_unmarked: bool,
+    /// Whether the kubelet sends tokens of pods: the CSIDriver asks for them. Else such a token was written by an author.
+    pub pod_tokens: bool,
     /// The tenants of namespaces; the tenant of any other has the namespace's name.
     pub tenants: BTreeMap<String, String>,
 }

@@ -101,7 +101,9 @@ impl NodeService {
                 }
                 Err(ClientError::Failed(failure)) => post(true, "StagingFailed", &failure.message),
                 // Also where it was staged between two calls.
-                Ok(status) if self.announced.lock().remove(key) => post(false, "Staged", &status.message),
+                Ok(status) if self.announced.lock().remove(key) && !status.abnormal => {
+                    post(false, "Staged", &status.message);
+                }
                 _ => {}
             }
             return answer;

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use bdnfs::source::{AuthMethod, AwsAmbient, Secret, Uri};
+use bdnfs::source::{AuthMethod, Secret, Uri};
 use bdnfs_agent::api::attributes::{Attributes, InvalidAttribute};
 use bdnfs_agent::api::publication::PublicationRequest;
 use serde_json::{Value, json};
@@ -18,8 +18,12 @@ const STS_KEY: &str = "stsEndpoint";
 const TOKENS_KEY: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 /// The audience of tokens for AWS.
 const AWS_AUDIENCE: &str = "sts.amazonaws.com";
-/// The region whose token service is asked where no region is given; its keys serve in all regions.
-const DEFAULT_REGION: &str = "us-east-1";
+/// The partitions of AWS, as ARNs name them, each with the region whose token service is asked where no region is given; its keys
+/// serve in all regions of the partition.
+const PARTITIONS: [(&str, &str); 3] =
+    [("aws", "us-east-1"), ("aws-cn", "cn-north-1"), ("aws-us-gov", "us-gov-west-1")];
+/// The longest ARN of a role, in bytes, as the token service takes it.
+const MAX_ARN_BYTES: usize = 2048;
 /// The name of the token among the secrets of a request.
 const TOKEN_NAME: &str = "pod-token";
 
@@ -27,7 +31,7 @@ const TOKEN_NAME: &str = "pod-token";
 pub struct PodTokens(Secret);
 
 impl PodTokens {
-    /// Takes them out of a request's attributes and secrets, so that they are none of their author's.
+    /// Takes them out of a request's attributes and secrets: the author's attributes and secrets are what is left.
     pub fn take(
         context: &mut HashMap<String, String>,
         secrets: &mut HashMap<String, String>,
@@ -41,7 +45,7 @@ impl PodTokens {
         (TOKENS_KEY.to_owned(), json!({AWS_AUDIENCE: {"token": ""}}).to_string())
     }
 
-    /// The token for `audience`. What can't be read is not repeated: it may be one.
+    /// The token for `audience`. Parse errors are dropped: their text may contain a token.
     fn find(&self, audience: &str) -> Option<Secret> {
         let tokens: Value = serde_json::from_str(self.0.expose()).ok()?;
         tokens.get(audience)?.get("token")?.as_str().map(Secret::new)
@@ -51,6 +55,8 @@ impl PodTokens {
 /// A role that is assumed with the pod's token.
 pub struct PodRole {
     arn: String,
+    /// The region whose token service is asked.
+    region: &'static str,
     sts: Option<String>,
     token: Secret,
 }
@@ -71,16 +77,14 @@ impl PodRole {
             let text = "has no effect without roleArn";
             return if sts.is_some() { Err(InvalidAttribute::new(STS_KEY, text)) } else { Ok(None) };
         };
-        let is_arn =
-            arn.starts_with("arn:") && arn.contains(":role/") && arn.chars().all(|c| c.is_ascii_graphic());
-        if !is_arn {
+        let Some(region) = default_region(&arn) else {
             return invalid("expected arn:aws:iam::ACCOUNT:role/NAME");
-        }
+        };
         if has_secret || attributes.has("secretKey") {
             return invalid("cannot be used with a secret; remove one of them");
         }
         match tokens.and_then(|tokens| tokens.find(AWS_AUDIENCE)) {
-            Some(token) => Ok(Some(Self { arn, sts, token })),
+            Some(token) => Ok(Some(Self { arn, region, sts, token })),
             None => invalid(
                 "the kubelet sent no token of the pod for sts.amazonaws.com; the CSIDriver has to ask for it (podTokens of \
                  the chart)",
@@ -90,9 +94,11 @@ impl PodRole {
 
     /// The authorization by the role.
     pub fn auth(&self) -> AuthMethod {
-        AuthMethod::AwsOidc {
-            aws_oidc_role_arn: self.arn.clone(),
-            aws_oidc_region: DEFAULT_REGION.to_owned(),
+        AuthMethod::AwsPodOidc {
+            aws_pod_oidc_role_arn: self.arn.clone(),
+            aws_pod_oidc_region: self.region.to_owned(),
+            aws_pod_oidc_token: TOKEN_NAME.to_owned(),
+            aws_pod_oidc_sts: self.sts.clone(),
         }
     }
 
@@ -101,7 +107,7 @@ impl PodRole {
         [(TOKEN_NAME.to_owned(), self.token.clone())].into()
     }
 
-    /// `request` with what the role needs beside its authorization and the token.
+    /// `request`, with the role and the token, whose token service is that of the source's region where it names one.
     ///
     /// # Errors
     /// Where the source is not in S3.
@@ -112,15 +118,25 @@ impl PodRole {
             return Err(InvalidAttribute::new(ROLE_KEY, text));
         }
         let access = &mut request.access;
-        access.identity_token = Some(TOKEN_NAME.to_owned());
         let region = access.s3.as_ref().and_then(|s3| s3.region.clone());
-        if let (Some(region), Some(AuthMethod::AwsOidc { aws_oidc_region, .. })) = (region, &mut access.auth)
+        if let (Some(region), Some(AuthMethod::AwsPodOidc { aws_pod_oidc_region, .. })) =
+            (region, &mut access.auth)
         {
-            *aws_oidc_region = region;
+            *aws_pod_oidc_region = region;
         }
-        access.aws = self.sts.map(|sts| AwsAmbient { sts: Some(sts), ..AwsAmbient::default() });
         Ok(request)
     }
+}
+
+/// The region of a role's partition whose token service is asked; `None` where `arn` is not that of a role.
+fn default_region(arn: &str) -> Option<&'static str> {
+    let parts: Vec<_> = arn.splitn(6, ':').collect();
+    let ["arn", partition, "iam", "", account, role] = parts[..] else { return None };
+    let is_account = !account.is_empty() && account.bytes().all(|byte| byte.is_ascii_digit());
+    let name = role.strip_prefix("role/").unwrap_or_default();
+    let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
+    let known = PARTITIONS.iter().find(|(name, _)| *name == partition);
+    known.filter(|_| is_account && is_name && arn.len() <= MAX_ARN_BYTES).map(|(_, region)| *region)
 }
 
 #[cfg(test)]
@@ -139,6 +155,15 @@ mod tests {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
     }
 
+    fn role(arn: &str, region: &str, sts: Option<&str>) -> AuthMethod {
+        AuthMethod::AwsPodOidc {
+            aws_pod_oidc_role_arn: arn.to_owned(),
+            aws_pod_oidc_region: region.to_owned(),
+            aws_pod_oidc_token: TOKEN_NAME.to_owned(),
+            aws_pod_oidc_sts: sts.map(str::to_owned),
+        }
+    }
+
     fn request(
         ephemeral: &str,
         attributes: &[(&str, &str)],
@@ -146,7 +171,8 @@ mod tests {
     ) -> Result<PublicationRequest, Status> {
         let mut context = map(attributes);
         context.insert("csi.storage.k8s.io/ephemeral".to_owned(), ephemeral.to_owned());
-        let made = VolumeContext::new(context, map(secrets)).request("v", &TrustPolicy::default())?;
+        let policy = TrustPolicy { pod_tokens: true, ..TrustPolicy::default() };
+        let made = VolumeContext::new(context, map(secrets)).request("v", &policy)?;
         match made {
             VolumeOptions::Source(request) => Ok(*request),
             VolumeOptions::Written(request) => panic!("{request:?}"),
@@ -160,19 +186,50 @@ mod tests {
         // As kubelets before 1.35 send it, and as later ones do.
         for (context, secrets) in [(&[&own[..], &tokens].concat()[..], &[][..]), (&own, &tokens)] {
             let made = request("true", context, secrets).expect("valid");
-            let (name, given) = (made.access.identity_token.as_deref(), &made.secrets);
-            assert_eq!((name, given.len()), (Some(TOKEN_NAME), 1));
-            assert_eq!(given[TOKEN_NAME].expose(), "hush", "the one for AWS");
-            assert!(!made.trusted && made.access.aws.is_none() && !format!("{made:?}").contains("hush"));
-            let auth =
-                AuthMethod::AwsOidc { aws_oidc_role_arn: ARN.into(), aws_oidc_region: "us-east-1".into() };
-            assert_eq!(made.access.auth, Some(auth));
+            assert_eq!(made.secrets.len(), 1);
+            assert_eq!(made.secrets[TOKEN_NAME].expose(), "hush", "the one for AWS");
+            assert!(!made.trusted && !format!("{made:?}").contains("hush"));
+            assert_eq!(made.access.auth, Some(role(ARN, "us-east-1", None)));
         }
         let admin = [("region", "eu-west-1"), (STS_KEY, "https://sts.example.org")];
         let made = request("false", &[&own[..], &admin].concat(), &tokens).expect("an administrator's");
-        assert_eq!(made.access.aws.and_then(|aws| aws.sts).as_deref(), Some("https://sts.example.org"));
-        let auth = AuthMethod::AwsOidc { aws_oidc_role_arn: ARN.into(), aws_oidc_region: "eu-west-1".into() };
-        assert_eq!(made.access.auth, Some(auth));
+        assert_eq!(made.access.auth, Some(role(ARN, "eu-west-1", Some("https://sts.example.org"))));
+        // Another partition of AWS has token services of its own.
+        for (partition, region) in PARTITIONS {
+            let arn = format!("arn:{partition}:iam::111122223333:role/a/path/r");
+            let made = request("true", &[("source", "s3://b"), (ROLE_KEY, &arn)], &tokens).expect("valid");
+            assert_eq!(made.access.auth, Some(role(&arn, region, None)));
+        }
+    }
+
+    #[test]
+    fn token_that_no_kubelet_sends_is_not_taken() {
+        let context = map(&[("source", "s3://b"), (ROLE_KEY, ARN), (TOKENS_KEY, TOKENS)]);
+        let error = VolumeContext::new(context, HashMap::new()).request("v", &TrustPolicy::default());
+        let said = error.expect_err("its author wrote it").message().to_owned();
+        assert!(said.starts_with("volume attribute roleArn: the kubelet sent no token"), "{said}");
+    }
+
+    #[test]
+    fn attribute_role_arn_that_is_no_arn_of_a_role_is_refused() {
+        let long = format!("arn:aws:iam::1:role/{}", "r".repeat(MAX_ARN_BYTES));
+        for arn in [
+            "admin",
+            "arn:x:role/",
+            "arn:aws:iam::1:role/",
+            "arn:aws:iam::1:user/u",
+            "arn:aws:iam:::role/r",
+            "arn:aws:iam::one:role/r",
+            "arn:aws:s3::1:role/r",
+            "arn:aws:iam:eu:1:role/r",
+            "arn:elsewhere:iam::1:role/r",
+            "arn:aws:iam::1:role/r\n",
+            &long,
+        ] {
+            let attributes = [("source", "s3://b"), (ROLE_KEY, arn)];
+            let error = request("true", &attributes, &[(TOKENS_KEY, TOKENS)]).expect_err(arn);
+            assert!(error.message().starts_with("volume attribute roleArn: expected arn:aws:iam"), "{error}");
+        }
     }
 
     #[test]
@@ -185,7 +242,7 @@ mod tests {
             (&[("source", "hf://o/m")], &[tokens, ("own", "x")]),
         ] {
             let made = request("true", attributes, secrets).expect("valid");
-            assert!(made.access.identity_token.is_none() && made.secrets.keys().all(|key| key == "own"));
+            assert!(made.access.auth.is_none() && made.secrets.keys().all(|key| key == "own"));
         }
         let error = request("true", &[("source", "s3://b"), ("secretKey", TOKENS_KEY)], &[tokens]);
         assert!(error.expect_err("no secret").message().starts_with("volume attribute secretKey: "));
@@ -207,7 +264,6 @@ mod tests {
                 &[(TOKENS_KEY, "hush")],
                 "roleArn: the kubelet sent no",
             ),
-            ("true", &[("source", "s3://b"), (ROLE_KEY, "admin")], &[tokens], "roleArn: expected arn:aws"),
             (
                 "true",
                 &[("source", "hf://o/m"), (ROLE_KEY, ARN)],

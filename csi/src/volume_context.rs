@@ -98,8 +98,9 @@ impl VolumeContext {
             let id = id.filter(|_| request.kind == ContainerVolumeKind::Checkpoints);
             return Ok(VolumeOptions::Written(ContainerVolumeRequest { id, consumer, trusted, ..request }));
         }
-        let role =
-            PodRole::take(&mut self.own, self.tokens.take(), !self.secrets.is_empty()).map_err(invalid)?;
+        // Without this, no kubelet sends any, and what is there was written by an author.
+        let tokens = self.tokens.take().filter(|_| policy.pod_tokens);
+        let role = PodRole::take(&mut self.own, tokens, !self.secrets.is_empty()).map_err(invalid)?;
         let request = match role {
             Some(role) => {
                 let (auth, secrets) = (Some(role.auth()), role.secrets());

@@ -51,11 +51,20 @@ impl CredentialLoader for AccessLoader {
                 parse(&find_secret(&self.access.secrets, &auth_secret_name)?)?
             }
             AuthMethod::AwsOidc { aws_oidc_role_arn: arn, aws_oidc_region: region } => {
-                let identity = match &self.access.identity_token {
-                    Some(name) => RoleIdentity::GivenToken(find_secret(&self.access.secrets, name)?),
-                    None => RoleIdentity::MachineToken,
-                };
-                Credentials::AwsRole(AwsRole { arn, region, identity })
+                Credentials::AwsRole(AwsRole { arn, region, identity: RoleIdentity::MachineToken })
+            }
+            AuthMethod::AwsPodOidc {
+                aws_pod_oidc_role_arn: arn,
+                aws_pod_oidc_region: region,
+                aws_pod_oidc_token: name,
+                aws_pod_oidc_sts: sts,
+            } => {
+                let token = find_secret(&self.access.secrets, &name)?;
+                Credentials::AwsRole(AwsRole {
+                    arn,
+                    region,
+                    identity: RoleIdentity::GivenToken { token, sts },
+                })
             }
             AuthMethod::AwsAssumeRole { aws_assume_role_arn: arn, aws_assume_role_region: region } => {
                 Credentials::AwsRole(AwsRole { arn, region, identity: RoleIdentity::AccessKey })

@@ -50,9 +50,7 @@ pub struct Access {
     pub credentials: Option<PathBuf>,
     /// The authorization of requests; without it and such a file, by the keys above and by what this machine has.
     pub auth: Option<AuthMethod>,
-    /// The name of the secret that is the web identity token for [`AuthMethod::AwsOidc`]; without it, the one of this machine.
-    pub identity_token: Option<String>,
-    /// The stores in which the secrets that `auth` and `identity_token` name are looked up, in this order, each time anew.
+    /// The stores in which the secret that `auth` names is looked up, in this order, each time anew.
     pub secrets: Vec<SecretStore>,
     /// Whether only what is given here is used, and never what this machine has: no metadata service, no file, no role. It is for
     /// sources named by users that may not use the machine's identity.
@@ -137,21 +135,46 @@ impl Access {
         endpoint?.as_deref()
     }
 
-    /// The name of the secret that authorizes requests, and the secrets that came with it, where they have that one.
+    /// The name of the secret that authorizes requests, and the secrets that came with it, where they have that one or
+    /// [are lost](Self::add_lost_secrets).
     pub fn given_secret(&self) -> Option<(&str, &SharedSecrets)> {
         let name = self.secret_name()?;
         self.secrets.iter().find_map(|store| match store {
-            SecretStore::Environment { secrets, .. } if secrets.get(name).is_some() => Some((name, secrets)),
+            SecretStore::Environment { secrets, .. } if secrets.get(name).is_some() || secrets.is_empty() => {
+                Some((name, secrets))
+            }
             _ => None,
         })
+    }
+
+    /// Whether the secret that authorizes requests [is lost](Self::add_lost_secrets).
+    pub fn lacks_given_secret(&self) -> bool {
+        self.given_secret().is_some_and(|(name, secrets)| secrets.get(name).is_none())
+    }
+
+    /// Whether a secret that came with `other` may replace the one of this: both are credentials, or tokens for the same role.
+    pub fn has_same_identity(&self, other: &Self) -> bool {
+        match (&self.auth, &other.auth) {
+            (Some(AuthMethod::Secret { .. }), Some(AuthMethod::Secret { .. })) => true,
+            (own, other) => own == other,
+        }
+    }
+
+    /// Adds an empty store for secrets that were lost with the agent that knew them, called `variable` in messages: what comes
+    /// again is put there.
+    pub fn add_lost_secrets(&mut self, variable: &str) {
+        let (secrets, variable) = (SharedSecrets::default(), variable.to_owned());
+        self.secrets.insert(0, SecretStore::Environment { secrets, variable });
     }
 
     /// The name of the secret that authorizes requests: the credentials, or the token that a role is assumed with.
     fn secret_name(&self) -> Option<&str> {
         match self.auth.as_ref()? {
             AuthMethod::Secret { auth_secret_name } => Some(auth_secret_name),
-            AuthMethod::AwsOidc { .. } => self.identity_token.as_deref(),
-            AuthMethod::GcpOidc { .. } | AuthMethod::AwsAssumeRole { .. } => None,
+            AuthMethod::AwsPodOidc { aws_pod_oidc_token, .. } => Some(aws_pod_oidc_token),
+            AuthMethod::AwsOidc { .. } | AuthMethod::GcpOidc { .. } | AuthMethod::AwsAssumeRole { .. } => {
+                None
+            }
         }
     }
 
@@ -177,7 +200,6 @@ impl Access {
             unpinned,
             credentials,
             auth,
-            identity_token,
             secrets,
             explicit_only,
         } = self.clone();
@@ -211,7 +233,6 @@ impl Access {
             unpinned,
             credentials,
             auth,
-            identity_token,
             secrets: secrets.into_iter().filter(is_place).collect(),
             explicit_only,
         };
@@ -235,6 +256,39 @@ mod tests {
         let sent = serde_json::to_string(&access).expect("JSON");
         assert_eq!(serde_json::from_str::<Access>(&sent).expect("JSON"), access);
         assert_eq!(serde_json::from_str::<Access>("{}").expect("defaults"), Access::default());
+    }
+
+    fn access_by(auth: &str) -> Access {
+        serde_json::from_str(&format!(r#"{{"auth": {auth}}}"#)).expect("an access")
+    }
+
+    #[test]
+    fn access_by_another_identity_has_not_the_same() {
+        let secret =
+            |name| access_by(&format!(r#"{{"auth_method": "CUSTOM_SECRET", "auth_secret_name": "{name}"}}"#));
+        let role = |arn, sts| {
+            access_by(&format!(
+                r#"{{"auth_method": "AWS_POD_OIDC", "aws_pod_oidc_role_arn": "{arn}", "aws_pod_oidc_region": "r",
+                    "aws_pod_oidc_token": "t", "aws_pod_oidc_sts": {sts}}}"#
+            ))
+        };
+        assert!(secret("a").has_same_identity(&secret("b")));
+        assert!(role("a", "null").has_same_identity(&role("a", "null")));
+        for other in [secret("t"), role("b", "null"), role("a", "\"https://h\""), Access::default()] {
+            assert!(!role("a", "null").has_same_identity(&other), "{other:?}");
+            assert!(!other.has_same_identity(&role("a", "null")), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn access_whose_secret_was_lost_takes_it_when_it_comes_again() {
+        let mut access = access_by(r#"{"auth_method": "CUSTOM_SECRET", "auth_secret_name": "a"}"#);
+        assert!(access.given_secret().is_none() && !access.lacks_given_secret());
+        access.add_lost_secrets("the request");
+        assert!(access.lacks_given_secret() && !access.without_secrets().1);
+        let (name, secrets) = access.given_secret().expect("a store");
+        assert!(secrets.replace(name, Secret::new("hush")) && !secrets.replace(name, Secret::new("hush")));
+        assert!(!access.lacks_given_secret() && access.without_secrets().1);
     }
 
     #[test]

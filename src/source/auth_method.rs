@@ -7,7 +7,7 @@ use super::diagnostic::Diagnostics;
 use super::fields::Fields;
 
 /// The authorization of requests to a source. It names secrets and roles and holds no secret itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "auth_method")]
 pub enum AuthMethod {
     /// The credentials are a secret with this name.
@@ -23,6 +23,19 @@ pub enum AuthMethod {
         aws_oidc_role_arn: String,
         /// The region whose STS is asked.
         aws_oidc_region: String,
+    },
+    /// An AWS role, assumed with the web identity token that came with the request, as that of a pod. No configuration has it.
+    #[serde(rename = "AWS_POD_OIDC")]
+    AwsPodOidc {
+        /// The role's ARN.
+        aws_pod_oidc_role_arn: String,
+        /// The region whose STS is asked.
+        aws_pod_oidc_region: String,
+        /// The name of the secret that is the token.
+        aws_pod_oidc_token: String,
+        /// The URL of another token service than that of AWS.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        aws_pod_oidc_sts: Option<String>,
     },
     /// A Google service account, impersonated through workload identity federation.
     #[serde(rename = "GCP_OIDC")]
@@ -47,7 +60,7 @@ pub(crate) const METHOD_KEY: &str = "auth_method";
 /// The key of a secret's name, in `auth` and beside it.
 pub(crate) const SECRET_KEY: &str = "auth_secret_name";
 
-/// All methods, each with its keys, all of which are required.
+/// All methods of a configuration, each with its keys, all of which are required.
 const METHODS: [(&str, &[&str]); 4] = [
     ("CUSTOM_SECRET", &[SECRET_KEY]),
     ("AWS_OIDC", &["aws_oidc_role_arn", "aws_oidc_region"]),
@@ -66,12 +79,13 @@ impl AuthMethod {
         match self {
             Self::Secret { .. } => "CUSTOM_SECRET",
             Self::AwsOidc { .. } => "AWS_OIDC",
+            Self::AwsPodOidc { .. } => "AWS_POD_OIDC",
             Self::GcpOidc { .. } => "GCP_OIDC",
             Self::AwsAssumeRole { .. } => "AWS_ASSUME_ROLE",
         }
     }
 
-    /// The secret that it names.
+    /// The secret that it names, which is the credentials.
     pub fn secret(&self) -> Option<&str> {
         match self {
             Self::Secret { auth_secret_name } => Some(auth_secret_name),
@@ -83,7 +97,7 @@ impl AuthMethod {
     pub fn serves(&self, scheme: &str) -> bool {
         match self {
             Self::Secret { .. } => scheme != "file",
-            Self::AwsOidc { .. } | Self::AwsAssumeRole { .. } => scheme == "s3",
+            Self::AwsOidc { .. } | Self::AwsPodOidc { .. } | Self::AwsAssumeRole { .. } => scheme == "s3",
             Self::GcpOidc { .. } => scheme == "gs",
         }
     }

@@ -58,8 +58,13 @@ pub struct AwsRole {
 pub enum RoleIdentity {
     /// The machine's web identity token.
     MachineToken,
-    /// This web identity token.
-    GivenToken(Secret),
+    /// This web identity token, and nothing of the machine.
+    GivenToken {
+        /// The token.
+        token: Secret,
+        /// The URL of another token service than that of AWS.
+        sts: Option<String>,
+    },
     /// The AWS credentials of the machine.
     AccessKey,
 }

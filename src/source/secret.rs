@@ -48,10 +48,9 @@ impl SharedSecrets {
         self.0.read().get(name).cloned()
     }
 
-    /// Replaces the secret called `name`. False where there is none of that name, or it is the same.
+    /// Sets the secret called `name`. False where it is the same.
     pub fn replace(&self, name: &str, secret: Secret) -> bool {
-        let mut secrets = self.0.write();
-        secrets.get_mut(name).is_some_and(|known| std::mem::replace(known, secret.clone()) != secret)
+        self.0.write().insert(name.to_owned(), secret.clone()).as_ref() != Some(&secret)
     }
 
     /// Whether there is none.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::thread;
 
 use crate::cache::Cache;
@@ -36,6 +36,7 @@ impl Stage {
         let planned = if missing.is_empty() { missing } else { ordered(manifest, missing)? };
         let files: u64 = planned.iter().map(|missing| missing.files).sum();
         self.files_done.store(self.files.saturating_sub(files), Relaxed);
+        self.planned.store(true, Release);
         manifest.release_pages();
         Ok(planned)
     }

@@ -258,7 +258,7 @@ pub async fn reopen(
     let open = if let Uri::Bt(_) = uri {
         checkpoint_source::no_origin(&uri)
     } else if record.lacks_secrets {
-        without_credentials(&uri)
+        opener_once_given(&uri, &record.resolved, &request.weights.access)
     } else {
         opener(&uri, &record.resolved, &request.weights.access)
     };
@@ -307,6 +307,13 @@ fn pinned(uri: &Uri, resolved: &str) -> Uri {
         (Uri::Hf { .. }, Ok(resolved)) => resolved,
         _ => uri.clone(),
     }
+}
+
+/// Opens the origin of a source whose credentials are lost as soon as a publication brings them again.
+fn opener_once_given(uri: &Uri, resolved: &str, access: &Access) -> OriginOpener {
+    let (open, refuse, access) = (opener(uri, resolved, access), without_credentials(uri), access.clone());
+    let is_given = move || access.given_secret().is_some_and(|(name, secrets)| secrets.get(name).is_some());
+    Box::new(move || if is_given() { open() } else { refuse() })
 }
 
 /// Refuses to open an origin whose credentials are lost.

@@ -297,11 +297,15 @@ impl MountManager {
         self.convert_when_staged(managed);
     }
 
-    /// Replaces the secret that came with a mount's request by that of `access`, for this agent and the next.
+    /// Replaces the secret that came with a mount's request by that of `access`, for this agent and the next. Not by one of another
+    /// identity: the token of a pod is no access key, nor is it for another role.
     pub async fn renew_secret(&self, managed: Arc<ManagedMount>, access: Access) {
+        let own = &managed.request().weights.access;
+        if !own.has_same_identity(&access) {
+            return;
+        }
         let newer = access.given_secret().and_then(|(name, secrets)| secrets.get(name));
-        let held = managed.request().weights.access.given_secret();
-        if let (Some((name, secrets)), Some(newer)) = (held, newer)
+        if let (Some((name, secrets)), Some(newer)) = (own.given_secret(), newer)
             && secrets.replace(name, newer)
         {
             tracing::info!("{} has a new secret", managed.mountpoint().display());

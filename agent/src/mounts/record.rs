@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 use crate::api::{Failure, LostMount, MountRequest};
 use crate::records::Records;
 
+/// The name of a request's secrets in messages.
+pub const REQUEST_SECRETS: &str = "the secrets of the request";
+
 /// The record of a mount. It holds no secret.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MountRecord {

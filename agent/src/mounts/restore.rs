@@ -22,7 +22,7 @@ use futures_util::{StreamExt, future, stream};
 use super::attachment::Attachment;
 use super::manager::MountManager;
 use super::mount::ManagedMount;
-use super::record::{FailedMount, MountRecord};
+use super::record::{FailedMount, MountRecord, REQUEST_SECRETS};
 use crate::api::{ApiResult, Failure, LostMount, MountRequest};
 use crate::fdstore::StoredMount;
 
@@ -112,12 +112,19 @@ fn with_stored(
     record: MountRecord,
     stored: &mut HashMap<u64, StoredMount>,
 ) -> (MountRecord, MountRequest, Option<MountDescriptors>) {
-    let bare = record.request.clone();
+    let mut bare = record.request.clone();
+    if record.lacks_secrets {
+        bare.weights.access.add_lost_secrets(REQUEST_SECRETS);
+    }
     let Some(StoredMount { request, descriptors, .. }) = stored.remove(&record.id) else {
         return (record, bare, None);
     };
-    match serde_json::from_str(&request) {
-        Ok(request) => (MountRecord { lacks_secrets: false, ..record }, request, Some(descriptors)),
+    match serde_json::from_str::<MountRequest>(&request) {
+        Ok(request) => {
+            // The agent that stored it may have lacked them already.
+            let lacks_secrets = request.weights.access.lacks_given_secret();
+            (MountRecord { lacks_secrets, ..record }, request, Some(descriptors))
+        }
         Err(error) => {
             tracing::warn!("the secrets of {} are lost: {error}", bare.weights.mountpoint.display());
             (record, bare, Some(descriptors))

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use bdnfs::digest::Digest;
 use bdnfs::error::Result;
+use bdnfs::source::AuthMethod;
 use bdnfs::task::blocking;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
@@ -26,7 +27,7 @@ use crate::text;
 /// The fault of a publication whose base is not mounted any more.
 pub const ENDED_MOUNT_FAULT: &str = "its mount has ended: restart the containers that have it";
 
-/// The key of a base: the snapshot that it shows, and the owner of its files.
+/// The key of a base: the snapshot that it shows, the owner of its files, and the role that it is read by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BaseKey {
     /// The tenant.
@@ -37,6 +38,8 @@ pub struct BaseKey {
     pub uid: Option<u32>,
     /// Group of all files.
     pub gid: Option<u32>,
+    /// The role that is assumed with the tokens of pods: only those of its own pods can renew its keys.
+    pub role: Option<AuthMethod>,
 }
 
 /// A base: the one mount of a snapshot that publications bind.
@@ -60,6 +63,15 @@ pub struct Bases {
     /// The directory that was made last. None is made twice: an ended mount at the same path may have the device number that the
     /// kernel gives to the new one.
     last_number: AtomicU64,
+}
+
+impl BaseKey {
+    /// The key of the base for `request`, which shows `snapshot` to `tenant`.
+    pub fn new(tenant: String, snapshot: Digest, request: &MountRequest) -> Self {
+        let is_role = |auth: &AuthMethod| matches!(auth, AuthMethod::AwsPodOidc { .. });
+        let role = request.weights.access.auth.clone().filter(is_role);
+        Self { tenant, snapshot, uid: request.uid, gid: request.gid, role }
+    }
 }
 
 impl Base {
@@ -88,15 +100,16 @@ impl Base {
         let Some(mount) = self.mount().filter(|mount| !mount.is_detached()) else {
             return Some(ENDED_MOUNT_FAULT.to_owned());
         };
+        if !self.is_staged() {
+            return None;
+        }
         let stage = mount.snapshot().staged()?;
+        let progress = stage.progress();
         match stage.outcome() {
             Some(Err(error)) => Some(format!("data is missing in the cache and cannot be fetched: {error}")),
-            None if stage.is_refill() => {
-                let progress = stage.progress();
+            None if stage.is_planned() && progress.bytes_done < progress.bytes => {
                 let (local, all) = (text::size(progress.bytes_done), text::size(progress.bytes));
-                Some(format!(
-                    "damaged data was removed from the cache and is fetched again: {local} of {all} are local"
-                ))
+                Some(format!("data is missing in the cache and is fetched again: {local} of {all} are local"))
             }
             None | Some(Ok(())) => None,
         }
@@ -168,9 +181,9 @@ impl Bases {
 
     /// The base of an earlier run with this mount.
     pub fn restore(&self, mount: Arc<ManagedMount>, is_staged: bool) -> Arc<Base> {
-        let MountRequest { tenant, uid, gid, .. } = mount.request().clone();
+        let tenant = mount.request().tenant.clone();
         let tenant = tenant.unwrap_or_else(|| self.mounts.mounter().engine.tenant().to_owned());
-        let key = BaseKey { tenant, snapshot: mount.snapshot().tree_id(), uid, gid };
+        let key = BaseKey::new(tenant, mount.snapshot().tree_id(), mount.request());
         let mut table = self.table.lock();
         let path = mount.mountpoint().to_owned();
         let (base, users) = table.entry(key.clone()).or_insert_with(|| (Base::new(key, path), 0));
@@ -215,6 +228,12 @@ impl Bases {
             stage_all(&self.mounts, std::slice::from_ref(mount), |_| ()).await
         };
         base.staged.get_or_try_init(|| stage).await.map(drop)
+    }
+
+    /// Fetches again what bases have lost, where that failed before.
+    pub fn retry_refills(&self) {
+        let bases: Vec<_> = self.table.lock().values().map(|(base, _)| Arc::clone(base)).collect();
+        bases.iter().for_each(|base| base.retry_refill());
     }
 
     /// Releases a base. The last user unmounts it: with `wait` it is gone when this returns, unless it is in use.

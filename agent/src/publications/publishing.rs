@@ -26,7 +26,7 @@ impl Publications {
             .await?;
         let (request, found) = publication.unless_cancelled(self.resolve(publication)).await?;
         let tenant = request.tenant.clone().unwrap_or_else(|| self.tenant().to_owned());
-        let key = BaseKey { tenant, snapshot: found.snapshot.tree_id(), uid: request.uid, gid: request.gid };
+        let key = BaseKey::new(tenant, found.snapshot.tree_id(), &request);
         let publications = Arc::clone(self);
         let base = blocking(move || publications.bases.join(key)).await?;
         publication.set_base(Some(Arc::clone(&base)));

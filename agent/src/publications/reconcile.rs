@@ -121,6 +121,7 @@ impl Publications {
         let mut unused = HashSet::new();
         loop {
             self.publish_sources().await;
+            self.bases.retry_refills();
             match self.reconcile(&unused).await {
                 Ok(found) => unused = found,
                 Err(error) => tracing::warn!("cannot compare publications with the mount table: {error}"),
@@ -129,12 +130,11 @@ impl Publications {
         }
     }
 
-    /// Fetches what bases have lost and could not fetch before. Ends publications whose target is not mounted any more, whose job has ended, or which no container uses, now nor when `unused`
-    /// was found; and removes binds that belong to none. Returns which no container uses.
+    /// Ends publications whose target is not mounted any more, whose job has ended, or which no container uses, now nor when
+    /// `unused` was found; and removes binds that belong to none. Returns which no container uses.
     async fn reconcile(self: &Arc<Self>, unused: &HashSet<String>) -> Result<HashSet<String>> {
         // A publication that was published before the table is read is in it.
         let published: Vec<_> = self.all().into_iter().filter(|one| one.is_published()).collect();
-        published.iter().filter_map(|one| one.base()).for_each(|base| base.retry_refill());
         let publications = Arc::clone(self);
         let compared = blocking(move || {
             let mounted = mounts::all()?;

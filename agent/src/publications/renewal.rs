@@ -24,22 +24,25 @@ impl Publications {
         request: &PublicationRequest,
     ) -> ApiResult<PublicationStatus> {
         match self.check(&publication.key, request).await {
-            Ok(_) => self.renew(publication, request).await,
+            // What failed without them, as the fetch of lost data, may succeed now.
+            Ok(_) if self.renew(publication, request).await => {
+                publication.base().into_iter().for_each(|base| base.retry_refill());
+            }
+            Ok(_) => {}
             Err(refused) => tracing::warn!("publication {} stays published: {refused}", publication.key),
         }
         self.rebind(publication).await?;
-        if let Some(base) = publication.base() {
-            base.retry_refill();
-        }
         Ok(publication.status())
     }
 
-    /// Takes over the secrets of a repeated request, which may be newer, for its mount, made or to be made.
-    pub(super) async fn renew(&self, publication: &Publication, request: &PublicationRequest) {
+    /// Takes over the secrets of a repeated request, which may be newer, for its mount, made or to be made. True if they are new.
+    pub(super) async fn renew(&self, publication: &Publication, request: &PublicationRequest) -> bool {
         // Secrets that only come again are not newer than those of another publication with the same mount.
-        if publication.renew(request) {
+        let is_new = publication.renew(request);
+        if is_new {
             self.renew_mount(publication).await;
         }
+        is_new
     }
 
     /// Gives the mount of a publication, if there is one, the secrets that came last for the publication.
@@ -56,8 +59,14 @@ impl Publications {
         };
         let own = Arc::clone(publication);
         let bind = move || {
-            if target.mounted()?.is_some() {
-                return Ok(());
+            match target.mounted() {
+                Ok(None) => {}
+                Ok(Some(_)) => return Ok(()),
+                // An error would take away what is likely to be there.
+                Err(error) => {
+                    tracing::warn!("publication {} stays published: {error}", own.key);
+                    return Ok(());
+                }
             }
             target.bind(base.path())?;
             // It may have been unbound in between, for good.

@@ -7,12 +7,11 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::{Access, AuthMethod, AzureAccess, GcsAccess, S3Access, SecretStore, Uri};
 
 use crate::api::publication::PublicationRequest;
+use crate::mounts::REQUEST_SECRETS;
 
 /// The sources that authors who are not administrators may name where the configuration says nothing: services whose hosts the
 /// author does not choose.
 pub const DEFAULT_INLINE_SOURCES: [&str; 6] = ["hf", "s3", "gs", "r2", "azure", "cw"];
-/// The name of a request's secrets in messages.
-const REQUEST_SECRETS: &str = "the secrets of the request";
 
 /// Makes sure that the author of `request` may ask for it. `inline_sources` are the schemes and prefixes of
 /// sources that any author may name.
@@ -72,7 +71,6 @@ fn admin_key(access: &Access) -> Option<&'static str> {
         escape,
         credentials,
         auth,
-        identity_token,
         secrets,
         redirect_hosts,
         executable: _,
@@ -92,8 +90,10 @@ fn admin_key(access: &Access) -> Option<&'static str> {
     // A token that came with the request is its author's.
     let own_identity = match auth {
         None | Some(AuthMethod::Secret { .. }) => true,
-        Some(AuthMethod::AwsOidc { .. }) => identity_token.is_some(),
-        Some(AuthMethod::GcpOidc { .. } | AuthMethod::AwsAssumeRole { .. }) => false,
+        Some(AuthMethod::AwsPodOidc { aws_pod_oidc_sts, .. }) => aws_pod_oidc_sts.is_none(),
+        Some(AuthMethod::AwsOidc { .. } | AuthMethod::GcpOidc { .. } | AuthMethod::AwsAssumeRole { .. }) => {
+            false
+        }
     };
     let node_identity = !own_identity || aws.is_some();
     let [has_region, has_file, has_store] = [
@@ -178,8 +178,8 @@ mod tests {
             ),
             (
                 "auth",
-                r#"{"auth": {"auth_method": "AWS_OIDC", "aws_oidc_role_arn": "a", "aws_oidc_region": "r"},
-                    "identity_token": "token", "aws": {"sts": "https://elsewhere"}}"#,
+                r#"{"auth": {"auth_method": "AWS_POD_OIDC", "aws_pod_oidc_role_arn": "a", "aws_pod_oidc_region": "r",
+                    "aws_pod_oidc_token": "token", "aws_pod_oidc_sts": "https://elsewhere"}}"#,
             ),
             ("secrets", r#"{"secrets": [{"directory": "/run/secrets"}]}"#),
             ("badNames", r#"{"escape": true}"#),
@@ -205,11 +205,11 @@ mod tests {
 
     #[test]
     fn untrusted_request_may_assume_a_role_with_its_own_token_only() {
-        let role = r#"{"auth_method": "AWS_OIDC", "aws_oidc_role_arn": "a", "aws_oidc_region": "r"}"#;
-        let one = request(&format!(
-            r#"{{"source": "s3://bucket", "secrets": {{"token": "hush"}},
-                "access": {{"auth": {role}, "identity_token": "token"}}}}"#
-        ));
+        let one = request(
+            r#"{"source": "s3://bucket", "secrets": {"token": "hush"},
+                "access": {"auth": {"auth_method": "AWS_POD_OIDC", "aws_pod_oidc_role_arn": "a",
+                    "aws_pod_oidc_region": "r", "aws_pod_oidc_token": "token"}}}"#,
+        );
         check_of(&one).expect("its own");
         let given = access(&one).expect("access");
         assert!(given.explicit_only && given.auth == one.access.auth);

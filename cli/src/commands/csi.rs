@@ -30,7 +30,7 @@ pub struct CsiArgs {
     #[arg(long, value_name = "NAME", required_unless_present = "controller")]
     node_id: Option<String>,
     /// Serve the controller, which makes volumes of StorageClasses, instead of a node
-    #[arg(long, conflicts_with_all = ["registration", "node_id", "socket", "tenants", "trust_unmarked", "events", "locality"])]
+    #[arg(long, conflicts_with_all = ["registration", "node_id", "socket", "tenants", "trust_unmarked", "pod_tokens", "events", "locality"])]
     controller: bool,
     /// Control socket of the agent. Default: /run/bdnfs/agent.sock for root
     #[arg(long, value_name = "PATH")]
@@ -42,6 +42,9 @@ pub struct CsiArgs {
     /// administrators write volumes
     #[arg(long)]
     trust_unmarked: bool,
+    /// Take the tokens of pods that the kubelet sends: the CSIDriver has tokenRequests
+    #[arg(long)]
+    pod_tokens: bool,
     /// Post events of pods while their volumes are staged
     #[arg(long)]
     events: bool,
@@ -111,6 +114,7 @@ pub fn run(args: CsiArgs) -> Result<()> {
             agent: Client::new(agent),
             policy: TrustPolicy {
                 trust_unmarked: args.trust_unmarked,
+                pod_tokens: args.pod_tokens,
                 tenants: args.tenants.into_iter().collect(),
             },
         };

@@ -1,6 +1,6 @@
 //! The expiry of tokens and signatures, as they state it themselves.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -19,7 +19,8 @@ pub(in crate::auth) fn jwt_expiry(token: &Secret) -> Option<SystemTime> {
     let mut parts = token.expose().trim().split('.');
     let (claims, _) = (parts.nth(1)?, parts.next()?);
     let claims: Claims = serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(claims).ok()?).ok()?;
-    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(claims.exp))
+    // A time that no calendar has would be a panic where it is shown.
+    DateTime::<Utc>::from_timestamp(i64::try_from(claims.exp).ok()?, 0).map(Into::into)
 }
 
 /// A token's expiry as a remark for messages, ` (valid until 2026-01-02T03:04:05Z)`; empty where it is unknown.
@@ -42,6 +43,8 @@ pub(in crate::auth) fn format_time(time: SystemTime) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -54,6 +57,17 @@ mod tests {
         for text in ["hf_token", "a.b.c", &format!("e30.{none}.c2ln"), &format!("e30.{claims}")] {
             assert_eq!(end(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn jwt_expiry_that_no_calendar_has_is_unknown() {
+        for exp in [i64::MAX as u64, 9_000_000_000_000_000_000, u64::MAX] {
+            let claims = BASE64_URL_SAFE_NO_PAD.encode(format!(r#"{{"exp": {exp}}}"#));
+            assert_eq!(jwt_expiry_remark(&Secret::new(format!("e30.{claims}.x"))), "", "{exp}");
+        }
+        let claims = BASE64_URL_SAFE_NO_PAD.encode(r#"{"exp": 8000000000000}"#);
+        let remark = jwt_expiry_remark(&Secret::new(format!("e30.{claims}.x")));
+        assert!(remark.starts_with(" (valid until +"), "{remark}");
     }
 
     #[test]

@@ -37,9 +37,12 @@ pub(super) async fn named_role(
     access: &Access,
     client: &HttpClient,
 ) -> Result<Arc<dyn KeyProvider>> {
-    let ambient = access.aws.clone().unwrap_or_default();
+    let ambient = match &role.identity {
+        RoleIdentity::GivenToken { sts, .. } => AwsAmbient { sts: sts.clone(), ..AwsAmbient::default() },
+        _ => access.aws.clone().unwrap_or_default(),
+    };
     let with = match &role.identity {
-        RoleIdentity::GivenToken(token) => AssumeRoleWith::GivenToken(token.clone()),
+        RoleIdentity::GivenToken { token, .. } => AssumeRoleWith::GivenToken(token.clone()),
         RoleIdentity::MachineToken => {
             let file = ambient.token_file.clone().ok_or_else(|| {
                 let text = "AWS_OIDC needs this machine's web identity token, and no file of one is named \

@@ -27,11 +27,7 @@ pub(super) fn check(loaded: &Credentials, uri: &Uri, access: &Access) -> Result<
         }
         Credentials::Aws(_) => Ok(()),
         // The token is the author's own, and goes to AWS: another token service is an administrator's.
-        Credentials::AwsRole(AwsRole { identity: RoleIdentity::GivenToken(_), .. })
-            if access.aws.is_none() =>
-        {
-            Ok(())
-        }
+        Credentials::AwsRole(AwsRole { identity: RoleIdentity::GivenToken { sts: None, .. }, .. }) => Ok(()),
         Credentials::Gcp(GoogleCredentials::User { .. }) => Ok(()),
         Credentials::Gcp(GoogleCredentials::Key(key)) if has_google_token_uri(key) => Ok(()),
         Credentials::Gcp(GoogleCredentials::Key(_)) => {
@@ -82,7 +78,7 @@ fn has_google_token_uri(key: &Secret) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::{AwsAmbient, S3Access};
+    use crate::source::S3Access;
 
     fn check_of(source: &str, loaded: &Credentials, access: &Access) -> Result<()> {
         check(loaded, &source.parse().expect("a URI"), access)
@@ -130,10 +126,9 @@ mod tests {
             r#"{"aws_access_key_id": "a", "aws_secret_access_key": "b", "aws_region": "eu-west-1"}"#,
         );
         check_of("s3://bucket", &key, &Access::default()).expect("a key");
-        let token = role(RoleIdentity::GivenToken(Secret::new("t")));
-        check_of("s3://bucket", &token, &Access::default()).expect("a token of its own");
-        let sts = AwsAmbient { sts: Some("http://169.254.169.254".into()), ..AwsAmbient::default() };
-        check_of("s3://bucket", &token, &Access { aws: Some(sts), ..Access::default() })
-            .expect_err("elsewhere");
+        let token = |sts| role(RoleIdentity::GivenToken { token: Secret::new("t"), sts });
+        check_of("s3://bucket", &token(None), &Access::default()).expect("a token of its own");
+        let elsewhere = token(Some("http://169.254.169.254".to_owned()));
+        check_of("s3://bucket", &elsewhere, &Access::default()).expect_err("elsewhere");
     }
 }

@@ -105,8 +105,11 @@ fn chart_with_pod_tokens_is_valid_and_keeps_them_in_secrets_where_kubernetes_can
         run(tool("bin/kubernetes-validate").args(["--strict", "--quiet", "-k", version]).arg(&path));
         assert!(with.contains("audience: sts.amazonaws.com") && with.contains("requiresRepublish: true"));
         assert_eq!(with.contains("serviceAccountTokenInSecrets: true"), version == "1.35", "{version}");
+        assert!(with.contains("- --pod-tokens\n"));
         let without = rendered("podTokens=false");
-        assert!(!without.contains("tokenRequests") && !without.contains("requiresRepublish"));
+        for words in ["tokenRequests", "requiresRepublish", "--pod-tokens"] {
+            assert!(!without.contains(words), "{words}");
+        }
     }
 }
 

@@ -100,7 +100,7 @@ fn kubernetes_page_volumes_are_taken_by_driver_and_agent() {
         mirror.display()
     );
     let agent = machine.agent(&config);
-    let _driver = DriverProcess::on(&machine, &[]);
+    let _driver = DriverProcess::on(&machine, &["--pod-tokens"]);
     let mut kubelet = Kubelet::new(&kubelet_directory).with_deadline(Duration::from_secs(6));
     kubelet.register();
     let (mut sources, mut written) = (0, 0);

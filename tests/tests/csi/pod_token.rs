@@ -5,6 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use bdnfs_tests::kubelet::{CALL_DEADLINE, PodVolume};
+use bdnfs_tests::process::eventually;
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::sts::{STS_SECRET, StsServer};
 use bdnfs_tests::tools::program;
@@ -12,7 +13,7 @@ use bdnfs_tests::tree::{assert_same, assert_same_tree};
 use serde_json::json;
 use tonic::Code;
 
-use crate::kit::KubernetesNode;
+use crate::kit::{DriverProcess, KubernetesNode, secret};
 use crate::publish::{MIB, remaining};
 
 /// A part of each token, so that a test can look for it where no token may be.
@@ -23,7 +24,10 @@ const KEY_LIFETIME: Duration = Duration::from_secs(4);
 
 /// A node, and a token service whose keys alone open the bucket, for the token `number`.
 fn node_with_sts(number: u32) -> (KubernetesNode, StsServer) {
-    let node = KubernetesNode::new(CALL_DEADLINE);
+    let mut node = KubernetesNode::new(CALL_DEADLINE);
+    node.driver.end();
+    node.driver = DriverProcess::start(&node.env, &["--pod-tokens"]);
+    node.kubelet.register();
     let sts = StsServer::start(&node.env.s3, Keys::sample(), &token(number));
     node.env.s3.allowed_keys().revoke_all();
     (node, sts)
@@ -154,5 +158,77 @@ fn volume_whose_token_is_refused_or_missing_fails_with_the_reason_and_shows_no_t
         }
     }
     node.kubelet.unpublish(&good).unwrap();
+    assert_eq!(remaining(&node), (0, 0));
+}
+
+#[test]
+fn pods_with_other_identities_for_one_snapshot_keep_their_own() {
+    let (mut node, sts) = node_with_sts(1);
+    node.env.s3.allowed_keys().allow(Keys::sample(), None);
+    let bytes = ["a", "b", "c", "d"].map(|name| node.env.put(name, 2 * MIB));
+    let role = |pod: &str, arn: &str| {
+        let mut volume = volume(&node, &sts, &[("staging", "lazy"), ("roleArn", arn)]);
+        volume.pod = pod.to_owned();
+        volume
+    };
+    let [models, other] = ["models", "other"].map(|name| role(name, &format!("arn:aws:iam::1:role/{name}")));
+    let mut by_secret = node.volume("secret");
+    by_secret.context.insert("staging".to_owned(), "lazy".to_owned());
+    node.kubelet.mount(&by_secret);
+    node.kubelet.mount(&with_token(&models, 1, true));
+    node.kubelet.mount(&with_token(&other, 1, true));
+    assert_eq!(remaining(&node), (3, 6), "each has a base of its own");
+    // Another secret is one of the pod that has a secret; the other role's token is that role's.
+    node.kubelet.publish(&by_secret.clone().secret("key", &(secret() + " "))).unwrap();
+    sts.set_token(&token(2));
+    node.kubelet.publish(&with_token(&other, 2, true)).unwrap();
+    // The next agent has what each of them brought.
+    node.agent.take().unwrap().crash();
+    node.start_agent();
+    let read = |volume: &PodVolume, name: &str| fs::read(node.kubelet.target(volume).join(name));
+    assert_same(&bytes[0], &read(&by_secret, "a").unwrap(), "a");
+    assert_same(&bytes[1], &read(&other, "b").unwrap(), "b");
+    assert!(read(&models, "c").is_err(), "its own token is not valid any more");
+    node.kubelet.publish(&with_token(&models, 2, true)).unwrap();
+    eventually("it is read by its own token", || read(&models, "c").is_ok());
+    assert_same(&bytes[2], &read(&models, "c").unwrap(), "c");
+    // What one has read is there for all.
+    assert_same(&bytes[2], &read(&by_secret, "c").unwrap(), "c");
+    for volume in [&by_secret, &models, &other] {
+        node.kubelet.unpublish(volume).unwrap();
+    }
+    assert_eq!(remaining(&node), (0, 0));
+}
+
+#[test]
+fn volume_whose_token_is_lost_with_the_fdstore_is_read_with_the_next_one() {
+    let (mut node, sts) = node_with_sts(1);
+    let bytes = node.env.put("weights", 2 * MIB);
+    let volume = volume(&node, &sts, &[("staging", "lazy")]);
+    node.kubelet.mount(&with_token(&volume, 1, true));
+    node.agent.take().unwrap().crash();
+    node.env.machine.kill_fdstore();
+    node.start_agent();
+    let read = || fs::read(node.kubelet.target(&volume).join("weights"));
+    assert!(read().is_err(), "no agent has the token");
+    node.kubelet.publish(&with_token(&volume, 1, true)).unwrap();
+    eventually("it can be read", || read().is_ok());
+    assert_same(&bytes, &read().unwrap(), "weights");
+    node.kubelet.unpublish(&volume).unwrap();
+    assert_eq!(remaining(&node), (0, 0));
+}
+
+#[test]
+fn volume_whose_token_never_expires_fails_and_leaves_nothing() {
+    let (node, sts) = node_with_sts(1);
+    let mut volume = volume(&node, &sts, &[]);
+    // {"exp":9000000000000000000}: no calendar has that.
+    let token = "e30.eyJleHAiOjkwMDAwMDAwMDAwMDAwMDAwMDB9.x";
+    let tokens = json!({"sts.amazonaws.com": {"token": token}}).to_string();
+    volume.secrets.insert(TOKENS_KEY.to_owned(), tokens);
+    let error = node.kubelet.publish(&volume).unwrap_err();
+    assert_eq!(error.code(), Code::PermissionDenied, "{error}");
+    assert!(error.message().contains("cannot assume the role"), "{error}");
+    node.kubelet.unpublish(&volume).unwrap();
     assert_eq!(remaining(&node), (0, 0));
 }
