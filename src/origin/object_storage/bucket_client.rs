@@ -10,9 +10,9 @@ use tokio::time::timeout;
 
 use super::object_api::{ObjectApi, ObjectEntry, ObjectPage};
 use super::object_version::VersionTag;
-use crate::auth::store_adapter::engine_request;
+use crate::auth::store_adapter::{engine_request, invalid_url};
 use crate::auth::{IssuedKey, KeyCache};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Kind, Result};
 use crate::http_client::{self, HttpClient, MAX_RESPONSE_TIMEOUT, retry, retry_listing};
 use crate::origin::range_request::{is_part, set_range};
 
@@ -131,8 +131,7 @@ impl BucketClient {
     ) -> Result<Response> {
         let mut request = HttpRequest::new(HttpRequestBody::empty());
         *request.method_mut() = method.clone();
-        let invalid = |_| Error::new(Kind::Invalid, "the service's URL is invalid");
-        *request.uri_mut() = url.parse().map_err(invalid)?;
+        *request.uri_mut() = url.parse().map_err(|_| invalid_url())?;
         *request.headers_mut() = headers.clone();
         self.api.authorize(&mut request, &issued.key)?;
         self.http.execute(engine_request(request).await?).await
