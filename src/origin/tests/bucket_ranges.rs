@@ -47,10 +47,12 @@ async fn is_marked(origin: &BucketOrigin) -> bool {
 #[tokio::test]
 async fn bucket_listing_of_many_pages_probes_one_object_for_ranges() {
     let Bucket { server, origin } = large_objects().await;
+    let key = pinned(&origin, "0").await.expect("pinned").key;
     for ranges in [true, false] {
         server.ranges.store(ranges, Ordering::Relaxed);
         let probes = probes(&server, |_, _| None);
         assert_eq!((is_marked(&origin).await, probes.load(Ordering::Relaxed)), (!ranges, 1));
+        assert_eq!(pinned(&origin, "0").await.expect("pinned").key, key, "the content is the same");
     }
 }
 
