@@ -10,6 +10,9 @@ use crate::block::{self, BLOCK, Check};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 
+/// The beginning of the version of a file whose server ignores Range.
+pub(crate) const WHOLE_MARK: &str = "whole ";
+
 /// The name of a blob, and of its file in a cache.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
@@ -22,8 +25,9 @@ pub enum Key {
 
 impl Key {
     /// The key of what `origin` (scheme, host, bucket) calls `path` in the version `version`: a commit and
-    /// object id, a version id, a strong ETag.
+    /// object id, a version id, a strong ETag. Whether its server ignores Range is no part of it.
     pub fn origin(origin: &str, path: &[u8], version: &[u8]) -> Self {
+        let version = version.strip_prefix(WHOLE_MARK.as_bytes()).unwrap_or(version);
         let mut hasher = blake3::Hasher::new_derive_key("bdnfs 2026-11 origin blob");
         for part in [origin.as_bytes(), path, version] {
             hasher.update(&(part.len() as u64).to_le_bytes());

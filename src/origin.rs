@@ -24,6 +24,7 @@ mod web;
 
 use std::sync::Arc;
 
+use crate::blob::WHOLE_MARK;
 use crate::error::{Error, Kind, Result};
 use crate::source::{Access, Patterns, Uri};
 use crate::tier::Origin;
@@ -32,9 +33,6 @@ pub(crate) use local::version as file_version;
 
 /// The word that begins the version of a file which is the whole source, in the manifests of hubs and buckets.
 const SINGLE_FILE_MARK: &str = "alone";
-
-/// The beginning of the version of a file whose server ignores Range.
-const WHOLE_MARK: &str = "whole ";
 
 /// Opens the origin that `uri` names. Whether what it names exists, only a listing tells. A revision of the Hugging Face
 /// Hub is resolved here and once: the origin is the commit, and no later push changes it.

@@ -48,7 +48,7 @@ fn check(error: &Error) {
 fn scratch() -> PathBuf {
     let file = tempfile::tempfile().expect("a file");
     let path = PathBuf::from(format!("/proc/self/fd/{}", file.into_raw_fd()));
-    fs::write(&path, "token").expect("written");
+    fs::write(&path, PLANTED).expect("written");
     path
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn azure_token(bytes: &[u8]) {
             let azure = AzureAccess {
                 tenant_id: Some("t".to_owned()),
                 client_id: Some("c".to_owned()),
-                client_secret: Some(Secret::new("s")),
+                client_secret: Some(Secret::new(PLANTED)),
                 authority: Some(url.clone()),
                 endpoint: Some(url),
                 ..AzureAccess::default()

@@ -52,15 +52,19 @@ impl HttpService for TokenHttp {
 /// Converts a request of `object_store`'s to one of the engine's client.
 pub(crate) async fn engine_request(request: HttpRequest) -> Result<reqwest::Request> {
     let (parts, body) = request.into_parts();
-    let invalid = || Error::new(Kind::Invalid, "the service's URL is invalid");
-    let url = parts.uri.to_string().parse().map_err(|_| invalid())?;
+    let url = parts.uri.to_string().parse().map_err(|_| invalid_url())?;
     let mut request = reqwest::Request::new(parts.method, url);
     *request.headers_mut() = parts.headers;
     if !body.is_empty() {
-        let body = body.collect().await.map_err(|_| invalid())?;
+        let body = body.collect().await.map_err(|_| invalid_url())?;
         *request.body_mut() = Some(body.to_bytes().into());
     }
     Ok(request)
+}
+
+/// The error for a URL that no request can be sent to.
+pub(crate) fn invalid_url() -> Error {
+    Error::new(Kind::Invalid, "the service's URL is invalid")
 }
 
 /// Wraps an error for `object_store`, which retries what is interrupted. A timeout is not: it took long enough already.

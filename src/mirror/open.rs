@@ -112,7 +112,7 @@ mod tests {
 
     use super::*;
     use crate::mirror::Mirror;
-    use crate::source::{AzureAccess, GcsAccess, S3Access, Secret};
+    use crate::source::{AuthMethod, AzureAccess, GcsAccess, S3Access, Secret, SecretStore};
 
     #[test]
     fn open_accepts_buckets_of_every_cloud_only() {
@@ -146,7 +146,7 @@ mod tests {
     /// Whether a request has arrived, with the document that it carries, if any.
     fn is_whole(request: &[u8]) -> bool {
         let bare = request.starts_with(b"GET") && request.ends_with(b"\r\n\r\n");
-        bare || request.ends_with(b"}\n") || request.ends_with(b"</Delete>")
+        bare || request.ends_with(b"}\n") || request.ends_with(b"</Delete>") || request.ends_with(b"--\r\n")
     }
 
     /// A service that answers one request after the other with these, and then tells what it was asked, in lower case.
@@ -250,6 +250,32 @@ mod tests {
             );
             assert_eq!(server.await.expect("served").len(), answers.len());
         }
+    }
+
+    #[tokio::test]
+    async fn mirror_delete_with_rotated_azure_key_is_made_again() {
+        const REFUSED: Answer = ("403 Forbidden", "<Error><Code>AuthenticationFailed</Code></Error>");
+        const DELETED: Answer = (
+            "202 Accepted\r\ncontent-type: multipart/mixed; boundary=b",
+            "--b\r\nContent-Type: application/http\r\nContent-ID: 0\r\n\r\nHTTP/1.1 202 Accepted\r\n\r\n\r\n--b--\r\n",
+        );
+        let (endpoint, server) = service(&[NONE, REFUSED, DELETED]).await;
+        let secrets = tempfile::tempdir().expect("a directory");
+        let rotate = |name| std::fs::write(secrets.path().join("s"), format!("sv=1&sig={name}"));
+        rotate("old").expect("written");
+        let access = Access {
+            auth: Some(AuthMethod::Secret { auth_secret_name: "s".into() }),
+            secrets: vec![SecretStore::Directory(secrets.path().to_owned())],
+            azure: Some(AzureAccess { endpoint: Some(endpoint), ..AzureAccess::default() }),
+            ..Access::default()
+        };
+        let (mirror, key) = (founded("azure://account/c", &access), "x".into());
+        assert!(mirror.get(&key).await.expect("read").is_none());
+        rotate("new").expect("written");
+        mirror.delete(&key).await.expect("deleted");
+        let requests = server.await.expect("served");
+        assert!(!requests[1].contains("sig=new") && !requests[2].contains("sig=old"), "{requests:?}");
+        assert_eq!(requests[2].matches("sig=new").count(), 2, "of the batch, and of what is in it");
     }
 
     #[tokio::test]

@@ -88,7 +88,12 @@ impl Mirror {
 
     /// Deletes the object at `key`, if there is one.
     pub(super) async fn delete(&self, key: &Path) -> Result<()> {
-        match self.store.objects.delete(key).await {
+        let mut deleted = self.store.objects.delete(key).await;
+        // Azure's is a request within another. Where the key was replaced meanwhile, only a new one has the other key.
+        if deleted.as_ref().is_err_and(is_refusal) {
+            deleted = self.store.objects.delete(key).await;
+        }
+        match deleted {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(e) => Err(self.failure("delete", key, &e)),
         }
@@ -114,9 +119,7 @@ impl Mirror {
     pub(super) fn failure(&self, action: &str, key: &Path, error: &object_store::Error) -> Error {
         let kind = match error {
             object_store::Error::NotFound { .. } => Kind::NotFound,
-            object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
-                Kind::Refused
-            }
+            error if is_refusal(error) => Kind::Refused,
             object_store::Error::NotSupported { .. } | object_store::Error::NotImplemented { .. } => {
                 Kind::Unsupported
             }
@@ -130,6 +133,15 @@ impl Mirror {
             None => failed,
         }
     }
+}
+
+/// Whether the service refused the credentials. Of a failed batch only the text tells.
+fn is_refusal(error: &object_store::Error) -> bool {
+    let refused = |text: &str| text.starts_with("401 ") || text.starts_with("403 ");
+    matches!(
+        error,
+        object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. }
+    ) || root_cause(error).strip_prefix(STATUS_MESSAGE_PREFIX).is_some_and(refused)
 }
 
 /// The kind of the error that caused a failure, where that is an error of ours or of a local disk.

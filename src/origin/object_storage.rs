@@ -70,7 +70,12 @@ impl BucketOrigin {
             name: name.to_owned(),
             identity: uri.identity(access),
             prefix: prefix.clone(),
-            client: BucketClient { http: client, keys, api, foreign: access.endpoint(uri).is_some() },
+            client: BucketClient {
+                http: client,
+                keys,
+                api,
+                has_own_endpoint: access.endpoint(uri).is_some(),
+            },
             escape: access.escape,
         })
     }

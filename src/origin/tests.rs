@@ -1,5 +1,6 @@
 //! Each origin against what it is an origin of: a real directory, a real server.
 
+mod bucket_ranges;
 mod cloud_buckets;
 mod local_files;
 mod object_store_paths;

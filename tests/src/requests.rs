@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
@@ -15,10 +16,13 @@ use parking_lot::Mutex;
 /// The range that a listing asks a bucket for, to see whether its service has ranges. Nothing is ever read in such parts.
 const PROBED_RANGE: &str = "bytes=1-1";
 
-/// The requests that one server served, by method and path, but for those of a listing that asks whether there are ranges.
+/// The requests that one server served, by method and path; those by which a listing probes for ranges are counted apart.
 /// Clones are handles to the same list.
 #[derive(Clone, Debug, Default)]
-pub struct RequestCounter(Arc<Mutex<BTreeMap<(Method, String), RequestCount>>>);
+pub struct RequestCounter {
+    counts: Arc<Mutex<BTreeMap<(Method, String), RequestCount>>>,
+    range_probes: Arc<AtomicU64>,
+}
 
 /// Requests, and the bytes of their bodies and of those that answered them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,7 +52,7 @@ impl RequestCounter {
     }
 
     fn sum(&self, select: impl Fn(&(Method, String)) -> bool) -> RequestCount {
-        let counts = self.0.lock();
+        let counts = self.counts.lock();
         let chosen = counts.iter().filter(|(key, _)| select(key));
         chosen.fold(RequestCount::default(), |sum, (_, one)| RequestCount {
             requests: sum.requests + one.requests,
@@ -62,13 +66,19 @@ impl RequestCounter {
         self.of(Method::GET, |path| path.ends_with(suffix))
     }
 
+    /// How often listings asked for a part of an object, to see whether there are ranges.
+    pub fn range_probes(&self) -> u64 {
+        self.range_probes.load(Ordering::Relaxed)
+    }
+
     /// Forgets all requests so far.
     pub fn clear(&self) {
-        self.0.lock().clear();
+        self.counts.lock().clear();
+        self.range_probes.store(0, Ordering::Relaxed);
     }
 
     fn add(&self, key: &(Method, String), more: RequestCount) {
-        let mut counts = self.0.lock();
+        let mut counts = self.counts.lock();
         let count = counts.entry(key.clone()).or_default();
         count.requests += more.requests;
         count.bytes += more.bytes;
@@ -78,6 +88,7 @@ impl RequestCounter {
 
 async fn count(State(requests): State<RequestCounter>, request: Request, next: Next) -> Response {
     if request.headers().get(RANGE).is_some_and(|range| range == PROBED_RANGE) {
+        requests.range_probes.fetch_add(1, Ordering::Relaxed);
         return next.run(request).await;
     }
     let key = (request.method().clone(), request.uri().path().to_owned());

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use object_store::client::{HttpRequest, HttpRequestBody};
 use reqwest::header::HeaderMap;
 use reqwest::{Method, Response, StatusCode};
+use tokio::time::timeout;
 
 use super::object_api::{ObjectApi, ObjectEntry, ObjectPage};
 use super::object_version::VersionTag;
-use crate::auth::store_adapter::engine_request;
+use crate::auth::store_adapter::{engine_request, invalid_url};
 use crate::auth::{IssuedKey, KeyCache};
-use crate::error::{Error, Kind, Result};
-use crate::http_client::{self, HttpClient, retry, retry_listing};
+use crate::error::{Kind, Result};
+use crate::http_client::{self, HttpClient, MAX_RESPONSE_TIMEOUT, retry, retry_listing};
 use crate::origin::range_request::{is_part, set_range};
 
 /// The largest page that is read, in bytes: 1,000 keys (the most that a page has) at 1 KiB, encoded, and the rest.
@@ -27,8 +28,8 @@ pub(super) struct BucketClient {
     pub http: HttpClient,
     pub keys: KeyCache,
     pub api: Box<dyn ObjectApi>,
-    /// Whether the service is another than its scheme's own, and so perhaps one that ignores Range.
-    pub foreign: bool,
+    /// Whether the service is at an endpoint of its own, and so perhaps one that ignores Range.
+    pub has_own_endpoint: bool,
 }
 
 impl BucketClient {
@@ -75,14 +76,23 @@ impl BucketClient {
         Ok(None)
     }
 
-    /// Whether the service ignores Range, and sends all of an object of more than two bytes. One that tells no version with the
-    /// content is not one of those: [`BucketOrigin`](super::BucketOrigin) would have to hold all of it in memory.
-    pub(super) async fn ignores_range(&self, key: &str, tag: &VersionTag) -> Result<bool> {
-        let (url, mut headers) = (|| self.api.object_url(key, tag), HeaderMap::new());
+    /// Whether the service ignores Range: it sends all of an object of `size` bytes, more than two, as it was listed. `None` where
+    /// the response shows neither, as that of a service which sends no version with the content. False for one that is silent.
+    pub(super) async fn ignores_range(&self, key: &str, tag: &VersionTag, size: u64) -> Option<bool> {
+        let mut headers = HeaderMap::new();
         set_range(&mut headers, &PROBED_RANGE);
-        let answer = self.send(Method::GET, &url, &headers).await?;
-        let whole = answer.status() == StatusCode::OK && !is_part(&answer);
-        Ok(whole && self.api.version_tag(answer.headers()).is_some())
+        let answer = match timeout(MAX_RESPONSE_TIMEOUT, self.object(key, tag, &headers)).await {
+            Ok(answer) => answer.ok()?,
+            Err(_) => return Some(false),
+        };
+        if answer.status() == StatusCode::PARTIAL_CONTENT || is_part(&answer) {
+            return Some(false);
+        }
+        let whole = answer.status() == StatusCode::OK
+            && answer.content_length().is_none_or(|len| len == size)
+            && self.api.is_stored_encoding(answer.headers())
+            && self.api.version_tag(answer.headers()).as_ref() == Some(tag);
+        whole.then_some(true)
     }
 
     /// Sends a request to what `url` tells, and once more if the bucket is in another region than it was asked for in.
@@ -121,8 +131,7 @@ impl BucketClient {
     ) -> Result<Response> {
         let mut request = HttpRequest::new(HttpRequestBody::empty());
         *request.method_mut() = method.clone();
-        let invalid = |_| Error::new(Kind::Invalid, "the service's URL is invalid");
-        *request.uri_mut() = url.parse().map_err(invalid)?;
+        *request.uri_mut() = url.parse().map_err(|_| invalid_url())?;
         *request.headers_mut() = headers.clone();
         self.api.authorize(&mut request, &issued.key)?;
         self.http.execute(engine_request(request).await?).await

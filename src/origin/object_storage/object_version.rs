@@ -1,6 +1,7 @@
 //! The version of an object that a snapshot pins.
 
-use crate::origin::{SINGLE_FILE_MARK, WHOLE_MARK};
+use crate::blob::WHOLE_MARK;
+use crate::origin::SINGLE_FILE_MARK;
 
 /// The identity of an object's content, and how its key follows from its path.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -35,6 +36,8 @@ pub struct OriginServer {
     pub listed_etags: AtomicBool,
     pub ranges: AtomicBool,
     pub conditions: AtomicBool,
+    /// Whether it never answers a request for a range.
+    pub silent: AtomicBool,
     pub requests: AtomicUsize,
 }
 
@@ -202,6 +205,9 @@ async fn answer(State(server): State<Arc<OriginServer>>, request: Request) -> Re
     server.requests.fetch_add(1, Ordering::Relaxed);
     if let Some(response) = server.rule.lock().as_ref().and_then(|rule| rule(&request)) {
         return response;
+    }
+    if server.silent.load(Ordering::Relaxed) && request.headers().contains_key("range") {
+        return pending().await;
     }
     let path = percent_decode_str(&request.uri().path()[1..]).decode_utf8().expect("UTF-8").into_owned();
     let query =

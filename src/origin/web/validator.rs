@@ -2,8 +2,8 @@
 
 use reqwest::header::{ETAG, HeaderMap, HeaderName, IF_MATCH, IF_UNMODIFIED_SINCE, LAST_MODIFIED};
 
+use crate::blob::WHOLE_MARK;
 use crate::http_client::header;
-use crate::origin::WHOLE_MARK;
 
 /// The best identity of a file's content that its server sends.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,11 +8,11 @@ use super::file_probe::FileProbe;
 use super::validator::Validator;
 use super::{UrlLayout, WebOrigin};
 use crate::backoff::entropy;
+use crate::blob::WHOLE_MARK;
 use crate::block::BLOCK;
 use crate::error::{Error, Kind, Result};
 use crate::http_client;
 use crate::manifest::{ListedFile, Listing};
-use crate::origin::WHOLE_MARK;
 
 /// The largest index that is read, in bytes: that of a million files.
 const MAX_INDEX_BYTES: usize = 256 << 20;

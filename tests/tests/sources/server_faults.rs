@@ -214,6 +214,7 @@ fn bucket_of_a_server_that_ignores_ranges_is_fetched_once() {
     assert_same(&bytes[30_000_000..30_100_000], &page, "a part");
     assert_same(&bytes, &fs::read(point.join("weights")).unwrap(), "the file");
     assert_eq!(s3.requests.gets("/weights").requests, 1, "all of it, in order");
+    assert_eq!(s3.requests.range_probes(), 1);
 }
 
 #[test]
