@@ -292,10 +292,7 @@ impl FdStore {
         let lock = match self.lock.take_within(FDSTORE_RETRY_TIMEOUT)? {
             Ok(lock) => lock,
             // A watcher must not end what holds the mounts of others.
-            Err(owner) if !self.is_enabled() => {
-                let text = format!("the fd store of another agent (process {owner}) has the cache");
-                return Err(Error::new(Kind::Busy, text));
-            }
+            Err(owner) if !self.is_enabled() => return Err(not_ours(&owner)),
             // This agent has all that it holds.
             Err(owner) => self.lock.kill_owner(&owner, FDSTORE_RETRY_TIMEOUT)?,
         };
@@ -349,6 +346,10 @@ fn has_ended(error: &io::Error) -> bool {
     )
 }
 
+fn not_ours(owner: &str) -> Error {
+    Error::new(Kind::Busy, format!("the fd store of another agent (process {owner}) has the cache"))
+}
+
 /// Listens at `path`, in the place of a socket that was left behind.
 pub(super) fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     match fs::remove_file(path) {
@@ -366,42 +367,4 @@ fn new_socket() -> io::Result<OwnedFd> {
 }
 
 #[cfg(test)]
-mod tests {
-    use rustix::net::socketpair;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn connection_to_an_fdstore_that_was_lost_is_not_current() {
-        let (ours, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-                .expect("sockets");
-        let (store, link) = (FdStore::empty(Path::new("/nowhere")), Arc::new(ours));
-        store.link.send_replace(Some(Arc::clone(&link)));
-        assert!(store.is_current(&link));
-        drop(theirs);
-        store.await_loss().await;
-        assert!(!store.is_current(&link));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn fdstore_that_receives_nothing_is_given_up_and_blocks_nobody() {
-        let (ours, _theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-                .expect("sockets");
-        let store = FdStore::new(Path::new("/nowhere"), None, Duration::from_secs(300));
-        while wire::try_send(ours.as_fd(), &store.greeting()).is_ok() {}
-        store.link.send_replace(Some(Arc::new(ours)));
-        let (begin, real) = (tokio::time::Instant::now(), Instant::now());
-        tokio::select! {
-            () = store.await_loss() => {}
-            () = store.send_heartbeats() => unreachable!("they never end"),
-        }
-        assert!(store.link.borrow().is_none());
-        assert_eq!(
-            begin.elapsed().as_secs(),
-            u64::from(REFUSED_HEARTBEATS_LIMIT) * HEARTBEAT_INTERVAL.as_secs()
-        );
-        assert!(real.elapsed() < Duration::from_secs(10), "it waited");
-    }
-}
+mod tests;

@@ -212,9 +212,8 @@ impl FdStoreProcess {
             Err(error) => Err(error),
         };
         if let Err(error) = done {
-            if !self.store.mounts.is_empty() {
-                let mounts = text::count(self.store.mounts.len() as u64, "mount");
-                tracing::info!("keeping {mounts} for the next agent: {error}");
+            if let count @ 1.. = self.store.mounts.len() as u64 {
+                tracing::info!("keeping {} for the next agent: {error}", text::count(count, "mount"));
             }
             self.drop_agent();
             self.alone_since = Instant::now();

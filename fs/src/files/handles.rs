@@ -234,11 +234,11 @@ impl FileHandles {
         {
             return Ok(OpenOutcome::Opened(reply));
         }
-        // The kernel found it by a name that it knew before the file moved on.
-        if self.table.lock().has_damaged_backing(node) {
+        // Each on a line of its own: the lock must be gone before the next.
+        let is_moved = self.table.lock().has_damaged_backing(node);
+        if is_moved {
             return Ok(OpenOutcome::Moved);
         }
-        // On its own line: the lock must be gone before the second one.
         let registered = self.table.lock().reopen(node);
         if let Some(file) = registered {
             if file.is_readable() {
@@ -249,17 +249,15 @@ impl FileHandles {
             }
         }
         let reader = Arc::new(self.snapshot.open(slice)?);
-        let back = || self.register(node, &reader);
-        let watch = || self.watch(node, index, reader.clone());
-        // Bound, so that the lock is gone.
+        let (back, watch) = (|| self.register(node, &reader), || self.watch(node, index, reader.clone()));
         let mode = self.table.lock().open(node, back, watch);
         match mode {
             Some(mode) => self.insert(unique, node, reader, mode),
             None if !self.steady => Ok(OpenOutcome::Moved),
-            None => {
-                let text = "its copy in the cache was damaged, and processes still have that open";
-                Err(Error::new(Kind::Corrupt, text))
-            }
+            None => Err(Error::new(
+                Kind::Corrupt,
+                "its copy in the cache was damaged, and processes still have that open",
+            )),
         }
     }
 
