@@ -139,17 +139,21 @@ impl Access {
     /// [are lost](Self::add_lost_secrets).
     pub fn given_secret(&self) -> Option<(&str, &SharedSecrets)> {
         let name = self.secret_name()?;
-        self.secrets.iter().find_map(|store| match store {
-            SecretStore::Environment { secrets, .. } if secrets.get(name).is_some() || secrets.is_empty() => {
-                Some((name, secrets))
-            }
-            _ => None,
-        })
+        let given = || {
+            self.secrets.iter().filter_map(|store| match store {
+                SecretStore::Environment { secrets, .. } => Some(secrets),
+                _ => None,
+            })
+        };
+        let found = given().find(|secrets| secrets.get(name).is_some());
+        found.or_else(|| given().find(|secrets| secrets.is_empty())).map(|secrets| (name, secrets))
     }
 
-    /// Whether the secret that authorizes requests [is lost](Self::add_lost_secrets).
-    pub fn lacks_given_secret(&self) -> bool {
-        self.given_secret().is_some_and(|(name, secrets)| secrets.get(name).is_none())
+    /// Whether the secret that authorizes requests [is lost](Self::add_lost_secrets), with the store called `lost`. Another store
+    /// without secrets is the environment of a command, whose secret is in a store of another kind.
+    pub fn lacks_given_secret(&self, lost: &str) -> bool {
+        let is_lost = |store: &SecretStore| matches!(store, SecretStore::Environment { secrets, variable } if variable == lost && secrets.is_empty());
+        self.secret_name().is_some() && self.secrets.iter().any(is_lost)
     }
 
     /// Whether a secret that came with `other` may replace the one of this: both are credentials, or tokens for the same role.
@@ -282,13 +286,20 @@ mod tests {
 
     #[test]
     fn access_whose_secret_was_lost_takes_it_when_it_comes_again() {
+        const LOST: &str = "the request";
         let mut access = access_by(r#"{"auth_method": "CUSTOM_SECRET", "auth_secret_name": "a"}"#);
-        assert!(access.given_secret().is_none() && !access.lacks_given_secret());
-        access.add_lost_secrets("the request");
-        assert!(access.lacks_given_secret() && !access.without_secrets().1);
+        assert!(access.given_secret().is_none() && !access.lacks_given_secret(LOST));
+        // As of a command whose secret is in a directory.
+        access.secrets.push(SecretStore::Environment {
+            secrets: SharedSecrets::default(),
+            variable: "the environment".to_owned(),
+        });
+        assert!(!access.lacks_given_secret(LOST));
+        access.add_lost_secrets(LOST);
+        assert!(access.lacks_given_secret(LOST) && !access.without_secrets().1);
         let (name, secrets) = access.given_secret().expect("a store");
         assert!(secrets.replace(name, Secret::new("hush")) && !secrets.replace(name, Secret::new("hush")));
-        assert!(!access.lacks_given_secret() && access.without_secrets().1);
+        assert!(!access.lacks_given_secret(LOST) && access.without_secrets().1);
     }
 
     #[test]

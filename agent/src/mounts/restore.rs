@@ -122,7 +122,8 @@ fn with_stored(
     match serde_json::from_str::<MountRequest>(&request) {
         Ok(request) => {
             // The agent that stored it may have lacked them already.
-            let lacks_secrets = request.weights.access.lacks_given_secret();
+            let access = &request.weights.access;
+            let lacks_secrets = record.lacks_secrets && access.lacks_given_secret(REQUEST_SECRETS);
             (MountRecord { lacks_secrets, ..record }, request, Some(descriptors))
         }
         Err(error) => {

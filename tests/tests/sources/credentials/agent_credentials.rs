@@ -68,12 +68,14 @@ fn secret_of_the_agent_serves_mounts_and_jobs_of_all_clients() {
     assert_same(&bytes, &fs::read(point.join("w")).unwrap(), "mounted over the API");
 
     // A mirror that a request names may take it too, and a mount survives a restart with it.
+    let late = bucket.put("late", 3 * MIB);
     let options = ["--secret", "s3", "--mirror", "s3://mirror/other", "--mirror-secret", "s3"];
     machine.mount_with("s3://bucket", "named", &options);
     agent.end();
     let (key, directory) = ("secrets-of-the-agent", machine.directory("secrets-of-the-agent"));
     let agent = machine.agent(&format!("secrets = [\"{}\"]", directory.display()));
     assert_same(&bytes, &fs::read(machine.directory("named").join("w")).unwrap(), key);
+    assert_same(&late, &fs::read(machine.directory("named").join("late")).unwrap(), "not local yet");
     agent.stop();
 }
 
