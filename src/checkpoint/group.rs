@@ -89,7 +89,10 @@ impl CheckpointGroup {
         let written = states.iter().map(|state| state.written);
         let (Some(first), Some(last)) = (written.clone().min(), written.max()) else { return true };
         self.ranks.iter().zip(states).all(|(saved, state)| {
-            saved.previous_complete.as_ref().is_none_or(|previous| {
+            // One that brought no later time, as by a rename or a copy with its times, tells nothing.
+            let previous =
+                saved.previous_complete.as_ref().filter(|previous| previous.until > previous.written);
+            previous.is_none_or(|previous| {
                 let tolerance = previous.tolerance();
                 let is_newest = state.generation == saved.generation;
                 state.written - first <= tolerance && (is_newest || last - state.written <= tolerance)
@@ -291,6 +294,11 @@ mod tests {
             of([rewritten(&first, 300), second.clone()]),
             Some(vec![100, 101]),
             "rank 1 is not at it yet"
+        );
+        assert_eq!(
+            of([again(&first, 100, true), second.clone()]),
+            Some(vec![100, 101]),
+            "a copy with its time was added"
         );
         let done = again(&first, 300, true);
         for (behind, why) in [
