@@ -152,6 +152,8 @@ fn reader_waiting_for_agent_is_answered_by_the_next_agent() {
 #[test]
 fn reader_waiting_for_agent_when_killed_ends() {
     let (env, agent, file, _) = one_file("");
+    // The kernel has the name: else one reader waits for the lookup, and the other for the one reader.
+    fs::metadata(&file).unwrap();
     env.proxy.set(FROZEN);
     let under_way = cat(&file);
     wait_until_blocked(&under_way);
