@@ -238,10 +238,8 @@ impl Agent {
         // Volumes may lie on a disk that does not answer, and until the agent is ready their jobs are not known.
         let unsaved = blocking(move || Ok(jobs.unsaved_directories(&listed)));
         let unsaved = async {
-            match ready {
-                true => timeout(UNSAVED_LISTING_TIMEOUT, unsaved).await.unwrap_or_else(|_| Ok(Vec::new())),
-                false => Ok(Vec::new()),
-            }
+            let listed = timeout(UNSAVED_LISTING_TIMEOUT, unsaved);
+            if ready { listed.await.unwrap_or_else(|_| Ok(Vec::new())) } else { Ok(Vec::new()) }
         };
         let status = blocking(move || {
             let (version, pid) = (env!("CARGO_PKG_VERSION").to_owned(), std::process::id());

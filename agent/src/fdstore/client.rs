@@ -112,7 +112,8 @@ impl FdStore {
         Ok((store, stored))
     }
 
-    /// The fd store of the cache in the directory `cache` for an agent whose mounts end with it: it holds nothing. It does not run yet.
+    /// The fd store of the cache in the directory `cache` for an agent whose mounts end with it: it holds nothing. It does not
+    /// run yet.
     pub(super) fn empty(cache: &Path) -> Self {
         Self::new(cache, None, Duration::ZERO)
     }

@@ -9,12 +9,10 @@ use bdnfs::task::blocking;
 
 use super::mount::ManagedMount;
 use crate::context::Context;
-use crate::fdstore::FdStore;
+use crate::fdstore::{FDSTORE_RESTART_PAUSE, FdStore};
 
 /// How often is checked whether the fd store has all mounts.
 const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(2);
-/// The pause before an fd store is started again: one that dies at once is not started over and over.
-const RESTART_PAUSE: Duration = Duration::from_secs(1);
 /// How long an agent that ends waits for an fd store that is away: without it, its mounts end.
 const LAST_STORE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -97,7 +95,7 @@ impl Handover {
     pub async fn store_last(&self, mounts: &[Arc<ManagedMount>]) {
         let begin = Instant::now();
         while !self.store_missing(mounts.to_vec()).await && begin.elapsed() < LAST_STORE_TIMEOUT {
-            tokio::time::sleep(RESTART_PAUSE).await;
+            tokio::time::sleep(FDSTORE_RESTART_PAUSE).await;
         }
     }
 
@@ -128,7 +126,7 @@ impl Handover {
             if is_lost {
                 tracing::warn!("the fd store of this agent has ended");
                 mounts().iter().for_each(|managed| managed.set_stored(managed.attachment().is_native()));
-                tokio::time::sleep(RESTART_PAUSE).await;
+                tokio::time::sleep(FDSTORE_RESTART_PAUSE).await;
             }
             self.store_missing(mounts()).await;
         }
