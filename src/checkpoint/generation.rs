@@ -1,5 +1,5 @@
-//! Generations of a checkpoint: its index entry keeps the last complete one before the newest, for as long as the newest is not complete,
-//! or not complete on every rank.
+//! Generations of a checkpoint: its index entry keeps the last complete one before the newest. It counts for as long as the
+//! newest is not complete, or not complete on every rank.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};

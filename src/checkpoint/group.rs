@@ -55,13 +55,18 @@ impl CheckpointGroup {
         self.ranks.iter().all(|saved| saved.complete) && self.are_of_one_time(&self.ranks)
     }
 
+    /// Whether `other` is of the same checkpoint, in whatever state.
+    pub fn is_same_checkpoint(&self, other: &Self) -> bool {
+        (self.project(), self.job(), self.name()) == (other.project(), other.job(), other.name())
+    }
+
     /// Whether it is the state in which it was last complete, and what was saved since is not complete.
     pub fn is_earlier(&self) -> bool {
         self.earlier
     }
 
-    /// The state in which the job had last finished it on every rank: of each rank what is saved now or what its entry keeps. `None` where
-    /// a rank has none, or where no states of the ranks are of one time.
+    /// The state in which the job had last finished it on every rank: of each rank what is saved now or what its entry keeps.
+    /// `None` where a rank has none, or where no states of the ranks are of one time.
     pub fn last_complete(&self) -> Option<Cow<'_, Self>> {
         if self.is_complete() {
             return Some(Cow::Borrowed(self));
@@ -75,16 +80,16 @@ impl CheckpointGroup {
         })
     }
 
-    /// Whether every rank has a complete state, but these are of different times, so that they make up no state that there ever was: one
-    /// rank has finished a state that another has not.
+    /// Whether every rank has a complete state, but these are of different times, so that they make up no state that there ever
+    /// was: one rank has finished a state that another has not.
     pub fn has_mixed_ranks(&self) -> bool {
         let has_state = |saved: &SavedCheckpoint| saved.complete_states().next().is_some();
         self.ranks.iter().all(has_state) && self.last_complete().is_none()
     }
 
-    /// Whether `states`, one of each rank, are of one time. A rank that was saved once can't tell; for another, they must be nearer to its own
-    /// than half the time that it took from its previous complete generation to the next one. What comes after the newest one is not
-    /// another, so other ranks may finish that later.
+    /// Whether `states`, one of each rank, are of one time. A rank that was saved once can't tell; for another, they must be
+    /// nearer to its own than half the time that it took from its previous complete generation to the next one. What comes after
+    /// the newest one is not another, so other ranks may finish that later.
     fn are_of_one_time(&self, states: &[SavedCheckpoint]) -> bool {
         let written = states.iter().map(|state| state.written);
         let (Some(first), Some(last)) = (written.clone().min(), written.max()) else { return true };
@@ -161,8 +166,8 @@ pub fn group(saved: impl IntoIterator<Item = SavedCheckpoint>) -> Vec<Checkpoint
     groups
 }
 
-/// The newest of `groups` that is whole and complete, or was: one that is not complete any more, on every rank, counts as what it was when it
-/// last was ([`CheckpointGroup::last_complete`]).
+/// The newest of `groups` that is whole and complete, or was: one that is not complete any more, on every rank, counts as what it
+/// was when it last was ([`CheckpointGroup::last_complete`]).
 pub fn latest<'a>(groups: impl IntoIterator<Item = &'a CheckpointGroup>) -> Option<CheckpointGroup> {
     let whole = groups.into_iter().filter(|group| group.is_whole());
     let complete = whole.filter_map(CheckpointGroup::last_complete);

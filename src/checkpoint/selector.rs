@@ -31,8 +31,8 @@ impl CheckpointSelector {
         CheckpointId::new(&self.project, self.job.as_deref()?, self.name.as_deref()?, self.rank).ok()
     }
 
-    /// Chooses among `groups`, oldest first. Without a name, the [`latest`], as it was when it was last complete. A name stands for what is saved
-    /// under it now, by the job whose checkpoint of the name is the latest, or else the newest.
+    /// Chooses among `groups`, oldest first. Without a name, the [`latest`], as it was when it was last complete. A name stands
+    /// for what is saved under it now, by the job whose checkpoint of the name is the latest, or else the newest.
     pub fn choose(&self, groups: &[CheckpointGroup]) -> Option<CheckpointGroup> {
         let selected: Vec<_> = groups.iter().filter(|group| self.selects(group)).collect();
         let latest = latest(selected.iter().copied());

@@ -142,8 +142,8 @@ impl Mirror {
         Ok(outdated)
     }
 
-    /// The manifests of the complete generations of the checkpoints among `sources` that may be mounted: their refs may be of later ones. What a
-    /// complete generation has replaced is among them unless that was `expired_before`.
+    /// The manifests of the complete generations of the checkpoints among `sources` that may be mounted: their refs may be of
+    /// later ones. What a complete generation has replaced is among them unless that was `expired_before`.
     async fn complete_checkpoints(
         &self,
         sources: &HashSet<Digest>,

@@ -41,8 +41,8 @@ struct IndexEntry {
 /// An entry as it was read, and when it was written by the store's clock; or why it can't be read.
 pub(super) type ReadEntry = (CheckpointId, Result<(SavedCheckpoint, DateTime<Utc>)>);
 
-/// The snapshots of checkpoints that are complete: of each rank the last one, and those of all ranks that are of one time. `saved` is all
-/// that there is.
+/// The snapshots of checkpoints that are complete: of each rank the last one, and those of all ranks that are of one time.
+/// `saved` is all that there is.
 pub(super) fn complete_snapshots(saved: Vec<SavedCheckpoint>) -> BTreeSet<(CheckpointId, Digest)> {
     let own: Vec<_> = saved.iter().filter_map(SavedCheckpoint::as_last_complete).collect();
     let groups = group(saved);
@@ -226,8 +226,8 @@ impl Mirror {
         Ok(removed || listed)
     }
 
-    /// The refs of checkpoints as they were when they were last complete, of those that are another snapshot now: refs of the catalog are of
-    /// what is saved now.
+    /// The refs of checkpoints as they were when they were last complete, of those that are another snapshot now: refs of the
+    /// catalog are of what is saved now.
     ///
     /// # Errors
     /// Those of the store.

@@ -63,7 +63,7 @@ impl JobQueue {
         let mirror = self.mirror_of(request).await?;
         for reference in references {
             match find(&mirror, reference, request).await {
-                Ok(one) => match found.iter_mut().find(|(_, other)| is_same(other, &one.1)) {
+                Ok(one) => match found.iter_mut().find(|(_, other)| other.is_same_checkpoint(&one.1)) {
                     // There is one place for both, and only the earlier state is complete.
                     Some(same) if one.1.is_earlier() => *same = one,
                     Some(_) => {}
@@ -167,14 +167,6 @@ fn add(request: &mut JobRequest, group: &CheckpointGroup, manifests: &[Digest], 
         request.pinned.insert(place.clone(), manifest.to_string());
         request.weights.push(weights(saved.id.to_string(), place));
     }
-}
-
-/// Whether two groups are of one checkpoint, in whatever states.
-fn is_same(one: &CheckpointGroup, other: &CheckpointGroup) -> bool {
-    let name = |group: &CheckpointGroup| {
-        (group.project().to_owned(), group.job().to_owned(), group.name().to_owned())
-    };
-    name(one) == name(other)
 }
 
 /// Whether `reference` means the latest checkpoint of the job's own project.

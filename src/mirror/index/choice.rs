@@ -34,7 +34,8 @@ impl ChosenCheckpoint {
         if group.is_earlier() {
             let (generation, written) = (saved.generation, saved.written.format("%Y-%m-%d %H:%M"));
             return Some(format!(
-                "{} is {done} as it was last complete, generation {generation} of {written} UTC: what was saved since is not complete",
+                "{} is {done} as it was last complete, generation {generation} of {written} UTC: what was saved since is \
+                 not complete",
                 saved.id
             ));
         }
@@ -93,8 +94,8 @@ impl Mirror {
         Ok(ChosenCheckpoint { group, saved, manifest })
     }
 
-    /// The one of `groups` that `selector` means ([`CheckpointSelector::choose`]). What was last complete and is not in the mirror any more is
-    /// passed over.
+    /// The one of `groups` that `selector` means ([`CheckpointSelector::choose`]). What was last complete and is not in the
+    /// mirror any more is passed over.
     ///
     /// # Errors
     /// Those of the store.
@@ -108,7 +109,7 @@ impl Mirror {
             if !chosen.is_earlier() || self.has_manifests(&chosen).await? {
                 return Ok(Some(chosen));
             }
-            groups.to_mut().retain(|group| (group.job(), group.name()) != (chosen.job(), chosen.name()));
+            groups.to_mut().retain(|group| !group.is_same_checkpoint(&chosen));
         }
         Ok(None)
     }
@@ -133,13 +134,14 @@ impl Mirror {
         stream::iter(lookups).buffered(REF_READS_IN_FLIGHT).try_collect().await
     }
 
-    /// The snapshot of a rank that `selector` has chosen: of a named checkpoint what its ref says, which is written first; of the latest what
-    /// its entry says, which alone tells what is complete.
+    /// The snapshot of a rank that `selector` has chosen: of a named checkpoint what its ref says, which is written first; of the
+    /// latest what its entry says, which alone tells what is complete.
     async fn chosen_manifest(
         &self,
         selector: &CheckpointSelector,
         saved: &SavedCheckpoint,
     ) -> Result<Digest> {
+        // In any case: without a ref, the checkpoint was removed.
         let found = self.checkpoint_ref(&saved.id).await?;
         Ok(if selector.name.is_some() { found.manifest } else { saved.manifest })
     }
