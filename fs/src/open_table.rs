@@ -238,25 +238,21 @@ impl<B: Clone, W> OpenTable<B, W> {
     pub(crate) fn renew(&mut self, index: u32) -> RenewalActions<B> {
         let generation = self.generation(index);
         let present = tree::ids(index, generation);
-        let damaged =
-            self.steady.then(|| present.iter().find_map(|&node| Some((node, self.mark_damaged(node)?))));
         let moved = !self.steady && present.iter().any(|node| self.is_passthrough(*node));
         let backings = present.iter().filter_map(|node| self.idle.take(node)).collect();
         let mut nodes: Vec<_> =
             (0..=generation).flat_map(|generation| tree::ids(index, generation)).collect();
+        let damaged: Vec<_> =
+            nodes.iter().filter_map(|&node| Some((node, self.mark_damaged(node)?))).collect();
+        let damaged = damaged.into_iter().next().filter(|_| self.steady);
         let moved_to = moved.then(|| {
             self.generations.insert(index, generation + 1);
             let next = tree::ids(index, generation + 1);
             nodes.extend(next);
             next[0]
         });
-        if !self.steady {
-            for node in &nodes {
-                self.mark_damaged(*node);
-            }
-        }
         let is_name_outdated = moved_to.is_some() || generation > 0;
-        RenewalActions { nodes, moved_to, is_name_outdated, damaged: damaged.flatten(), backings }
+        RenewalActions { nodes, moved_to, is_name_outdated, damaged, backings }
     }
 
     /// Removes and returns the backing files that were idle for too long at `now`.
