@@ -7,19 +7,9 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::error::{Error, Result};
 
-/// The purpose of a stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StagePurpose {
-    /// Makes everything local.
-    Fill,
-    /// Makes everything local, and verifies what was.
-    Verify,
-}
-
 /// A stage under way or done. Its snapshot keeps the leases as long as that lives.
 #[derive(Debug)]
 pub struct Stage {
-    pub(crate) purpose: StagePurpose,
     pub(crate) files: u64,
     pub(crate) bytes: u64,
     pub(crate) files_done: AtomicU64,

@@ -22,7 +22,7 @@ use crate::content::Content;
 use crate::error::{Error, Kind, Result};
 use crate::extent::MAX_EXTENT_BLOCKS;
 use crate::snapshot::Snapshot;
-use crate::stage::{Stage, StagePurpose};
+use crate::stage::Stage;
 use crate::task::{blocking, lost};
 use crate::tier::Urgency;
 
@@ -61,14 +61,14 @@ impl Snapshot {
             Some(last) if !matches!(last.outcome(), Some(Err(_))) => return last.clone(),
             failed => failed.cloned(),
         };
-        stage.insert(Stage::start(self, StagePurpose::Fill, last)).clone()
+        stage.insert(Stage::start(self, false, last)).clone()
     }
 
     /// Starts a stage that also verifies the blocks that are already local.
     pub fn stage_verified(self: &Arc<Self>) -> Arc<Stage> {
         let mut last = self.stage_slot().lock();
         // A stage that is under way goes on beside it, and both share their flights.
-        let stage = Stage::start(self, StagePurpose::Verify, last.take());
+        let stage = Stage::start(self, true, last.take());
         last.insert(stage).clone()
     }
 
@@ -82,19 +82,18 @@ impl Snapshot {
     pub fn stage_again(self: &Arc<Self>) {
         let mut stage = self.stage_slot().lock();
         if stage.as_ref().is_some_and(|stage| !stage.plan_again()) {
-            *stage = Some(Stage::start(self, StagePurpose::Fill, stage.take()));
+            *stage = Some(Stage::start(self, false, stage.take()));
         }
     }
 }
 
 impl Stage {
-    /// Starts to stage `snapshot`. It goes on until it is done, or until the snapshot is dropped.
-    /// Its progress is that of the `last` one until it is planned.
-    fn start(snapshot: &Arc<Snapshot>, purpose: StagePurpose, last: Option<Arc<Self>>) -> Arc<Self> {
+    /// Starts to stage `snapshot`. It goes on until it is done, or until the snapshot is dropped. With `verify` the blocks
+    /// that are here already are read and verified before that. Its progress is that of the `last` one until it is planned.
+    fn start(snapshot: &Arc<Snapshot>, verify: bool, last: Option<Arc<Self>>) -> Arc<Self> {
         let progress = last.as_ref().map(|last| last.progress()).unwrap_or_default();
         let manifest = snapshot.manifest();
         let stage = Arc::new(Self {
-            purpose,
             files: manifest.files(),
             bytes: manifest.bytes(),
             files_done: AtomicU64::new(progress.files_done),
@@ -111,7 +110,7 @@ impl Stage {
         let runtime = snapshot.resources().runtime.clone();
         snapshot.resources().runtime.spawn(async move {
             let work = running.clone();
-            let outcome = runtime.spawn(async move { work.run(weak).await }).await;
+            let outcome = runtime.spawn(async move { work.run(weak, verify).await }).await;
             // Callers that wait for it must see its end, even a panic.
             running.outcome.set(outcome.unwrap_or_else(|e| Err(lost(e)))).ok();
             running.changed.notify_waiters();
@@ -119,7 +118,7 @@ impl Stage {
         stage
     }
 
-    async fn run(self: &Arc<Self>, snapshot: Weak<Snapshot>) -> Result<()> {
+    async fn run(self: &Arc<Self>, snapshot: Weak<Snapshot>, verify: bool) -> Result<()> {
         let begin = snapshot.upgrade().ok_or_else(abandoned)?.resources().cache.now();
         let flights = Arc::new(Semaphore::new(INITIAL_FLIGHTS));
         loop {
@@ -137,7 +136,7 @@ impl Stage {
             // Blocks that come from now on are verified after the second in which this began.
             let (audited, since) = (snapshot.clone(), verification_time::seconds(begin) + 1);
             let audit = move || audit::audit(&audited, &(since..=i64::MAX), &|_| true);
-            if self.purpose != StagePurpose::Verify || blocking(audit).await?.damaged.is_empty() {
+            if !verify || blocking(audit).await?.damaged.is_empty() {
                 break;
             }
         }
