@@ -35,8 +35,8 @@ impl fmt::Debug for DiskWriter {
     }
 }
 
-/// The states of a write.
-enum State<T> {
+/// The state of a write.
+enum WriteState<T> {
     Pending,
     Done(Result<T>),
     /// Its caller has given it up.
@@ -75,12 +75,12 @@ impl DiskWriter {
             return Err(stalled());
         }
         // A condition variable sleeps at once. A channel spins first, on cores that a small machine needs for the write itself.
-        let write_state = Arc::new((Mutex::new(State::Pending), Condvar::new()));
+        let write_state = Arc::new((Mutex::new(WriteState::Pending), Condvar::new()));
         let (caller_state, late) = (write_state.clone(), self.late.clone());
         let work = move || {
             let outcome = write();
             let (state, done) = &*write_state;
-            if matches!(mem::replace(&mut *state.lock(), State::Done(outcome)), State::Late)
+            if matches!(mem::replace(&mut *state.lock(), WriteState::Done(outcome)), WriteState::Late)
                 && late.fetch_sub(1, SeqCst) == 1
             {
                 tracing::warn!("the cache's disk answers again");
@@ -92,8 +92,8 @@ impl DiskWriter {
         }
         let (state, done) = &*caller_state;
         let mut state = state.lock();
-        done.wait_while_for(&mut state, |state| matches!(state, State::Pending), WRITE_TIMEOUT);
-        if let State::Done(outcome) = mem::replace(&mut *state, State::Late) {
+        done.wait_while_for(&mut state, |state| matches!(state, WriteState::Pending), WRITE_TIMEOUT);
+        if let WriteState::Done(outcome) = mem::replace(&mut *state, WriteState::Late) {
             return outcome;
         }
         if self.late.fetch_add(1, SeqCst) == 0 {

@@ -2,8 +2,8 @@
 //!
 //! The kernel reads whole files for programs by itself, and a program goes on reading what it has, whichever agent opened that.
 //! Of what it has mapped and closed, no agent knows. So the kernel is asked: a record `removed/<blob>.<inode>` has the file's
-//! handle (name_to_handle_at(2)), by which the kernel finds a file without a name while it is open or mapped, and no longer. Records
-//! are not made durable: nothing is open after the machine was booted.
+//! handle (name_to_handle_at(2)), by which the kernel finds a file without a name while it is open or mapped, and no longer.
+//! Records are not made durable: nothing is open after the machine was booted.
 
 use std::ffi::OsStr;
 use std::fs::File;

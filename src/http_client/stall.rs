@@ -23,16 +23,11 @@ where
     let mut requests = FuturesUnordered::new();
     requests.push(request(received.clone()));
     let (mut window, mut stalled) = (INITIAL_RESPONSE_TIMEOUT, Duration::ZERO);
+    let (mut before, mut end) = (0, Instant::now() + window);
     loop {
-        let (before, end) = (received.load(Relaxed), Instant::now() + window);
-        let done = loop {
-            match timeout_at(end, requests.next()).await {
-                // The others have no longer for it.
-                Ok(Some(Err(_))) if !requests.is_empty() => {}
-                done => break done,
-            }
-        };
-        match done {
+        match timeout_at(end, requests.next()).await {
+            // The window goes on for the others.
+            Ok(Some(Err(_))) if !requests.is_empty() => continue,
             Ok(done) => return done,
             Err(_) if received.load(Relaxed) - before >= MIN_WINDOW_BYTES => {}
             Err(_) => {
@@ -44,6 +39,7 @@ where
                 requests.push(request(received.clone()));
             }
         }
+        (before, end) = (received.load(Relaxed), Instant::now() + window);
     }
 }
 

@@ -152,7 +152,10 @@ impl Access {
     /// Whether the secret that authorizes requests [is lost](Self::add_lost_secrets), with the store called `lost`. Another store
     /// without secrets is the environment of a command, whose secret is in a store of another kind.
     pub fn lacks_given_secret(&self, lost: &str) -> bool {
-        let is_lost = |store: &SecretStore| matches!(store, SecretStore::Environment { secrets, variable } if variable == lost && secrets.is_empty());
+        let is_lost = |store: &SecretStore| match store {
+            SecretStore::Environment { secrets, variable } => variable == lost && secrets.is_empty(),
+            _ => false,
+        };
         self.secret_name().is_some() && self.secrets.iter().any(is_lost)
     }
 
@@ -174,11 +177,8 @@ impl Access {
     /// The name of the secret that authorizes requests: the credentials, or the token that a role is assumed with.
     fn secret_name(&self) -> Option<&str> {
         match self.auth.as_ref()? {
-            AuthMethod::Secret { auth_secret_name } => Some(auth_secret_name),
             AuthMethod::AwsPodOidc { aws_pod_oidc_token, .. } => Some(aws_pod_oidc_token),
-            AuthMethod::AwsOidc { .. } | AuthMethod::GcpOidc { .. } | AuthMethod::AwsAssumeRole { .. } => {
-                None
-            }
+            auth => auth.secret(),
         }
     }
 
