@@ -73,6 +73,9 @@ pub fn target() -> PathBuf {
     if deps.ends_with("deps") { deps.parent().expect("a directory").to_owned() } else { deps.to_owned() }
 }
 
+/// When a read counts as stuck: none may take longer than the deadline of 30 s, and this is much more.
+pub const STUCK_TIMEOUT: Duration = Duration::from_secs(100);
+
 /// Runs `work` on another thread and returns its result. It is a guard against waiting for ever, not a
 /// measurement: `limit` is far above what the work takes.
 ///

@@ -9,8 +9,8 @@ use super::record;
 use crate::api::saving::{CheckpointState, UnsavedDirectory};
 use crate::volumes::{self, JobVolume};
 
-/// The directory of checkpoints in the `volume` of a job of `tenant` that has ended; `None` where there is nothing in it, or somebody still
-/// holds the volume. Touches the local disk.
+/// The directory of checkpoints in the `volume` of a job of `tenant` that has ended; `None` where there is nothing in it, or
+/// somebody still holds the volume. Touches the local disk.
 pub fn unsaved_directory(tenant: String, volume: &JobVolume) -> Option<UnsavedDirectory> {
     // A saver that begins must not find the volume locked.
     if has_saver(volume.path()) {

@@ -107,8 +107,8 @@ fn state(group: &CheckpointGroup) -> &'static str {
     }
 }
 
-/// The source that mounts all that rank 0 saved of a checkpoint. Where that is what it was when it was last complete, it is the latest of its
-/// job: its name stands for what was saved since.
+/// The source that mounts all that rank 0 saved of a checkpoint. Where that is what it was when it was last complete, it is the
+/// latest of its job: its name stands for what was saved since.
 fn source(group: &CheckpointGroup) -> String {
     let id = &group.rank(0).unwrap_or(&group.ranks()[0]).id;
     if !group.is_earlier() {

@@ -12,14 +12,11 @@ use bdnfs_tests::mounts::is_mounted;
 use bdnfs_tests::process::{eventually, wait_for_exit};
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
-use bdnfs_tests::tools::{program, run, with_timeout};
+use bdnfs_tests::tools::{STUCK_TIMEOUT, program, run, with_timeout};
 use bdnfs_tests::tree::{assert_same_file, content};
 use rustix::process::Signal;
 
 const MIB: usize = 1 << 20;
-
-/// No read may take longer than the deadline of 30 s; what is waited for here is that and much more.
-const STUCK_TIMEOUT: Duration = Duration::from_secs(100);
 
 const FROZEN: NetworkFault =
     NetworkFault { frozen: true, delay: Duration::ZERO, rate: None, cut: None, refuse: false };

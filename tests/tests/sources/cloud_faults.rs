@@ -11,14 +11,11 @@ use bdnfs_tests::clouds::CloudServer;
 use bdnfs_tests::fault::{Faults, ServerFault};
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::s3::S3Server;
-use bdnfs_tests::tools::with_timeout;
+use bdnfs_tests::tools::{STUCK_TIMEOUT, with_timeout};
 use bdnfs_tests::tree::{assert_same, write_file};
 use tempfile::TempDir;
 
 const MIB: usize = 1 << 20;
-
-/// No read may take longer than the deadline of 30 s; what is waited for here is that and much more.
-const STUCK_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// The deadline of a read, and what a busy machine adds.
 const ERROR_TIMEOUT: Duration = Duration::from_secs(45);

@@ -15,15 +15,12 @@ use bdnfs_tests::process::eventually;
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::s3::S3Server;
 use bdnfs_tests::test_env::TestEnv;
-use bdnfs_tests::tools::with_timeout;
+use bdnfs_tests::tools::{STUCK_TIMEOUT, with_timeout};
 use bdnfs_tests::tree::{assert_same, write_file};
 use bdnfs_tests::web::WebServer;
 use tempfile::TempDir;
 
 const MIB: usize = 1 << 20;
-
-/// No read may take longer than the deadline of 30 s; what is waited for here is that and much more.
-const STUCK_TIMEOUT: Duration = Duration::from_secs(100);
 
 #[test]
 fn server_restarted_in_mid_read_delivers_right_bytes() {

@@ -3,20 +3,16 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::Duration;
 
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::drop_caches;
 use bdnfs_tests::test_env::TestEnv;
-use bdnfs_tests::tools::{program, run, with_timeout};
+use bdnfs_tests::tools::{STUCK_TIMEOUT, program, run, with_timeout};
 use bdnfs_tests::tree::{assert_same, assert_same_tree, content, write_file};
 use bdnfs_tests::web::{WebDialect, WebServer};
 use tempfile::TempDir;
 
 const MIB: usize = 1 << 20;
-
-/// No read may take longer than the deadline of 30 s; what is waited for here is that and much more.
-const STUCK_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// Reads `path` in the middle and then all of it while its source is another one.
 fn changed(original: &[u8], path: &Path, change: impl FnOnce()) {
