@@ -42,9 +42,9 @@ impl SimView {
     }
 
     pub fn learn(&self, member: Member) {
-        self.change(|list| {
-            list.retain(|known| known.id != member.id);
-            list.push(Arc::new(member));
+        self.change(|list| match list.iter_mut().find(|known| known.id == member.id) {
+            Some(known) => *known = Arc::new(member),
+            None => list.push(Arc::new(member)),
         });
     }
 }
