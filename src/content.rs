@@ -34,6 +34,7 @@ use crate::cache::leases::BlobLease;
 use crate::cache::partial::PartialBlob;
 use crate::cache::presence::BlockState;
 use crate::error::{Error, Kind, Result};
+use crate::extent::MAX_AHEAD_BLOCKS;
 use crate::fetch::{FetchScope, Ladder};
 use crate::flight::{Delivery, Flight, Flights};
 use crate::task::lost;
@@ -170,6 +171,12 @@ impl Content {
     /// The bytes that one request moves at the pace of the ladder.
     pub fn extent(&self) -> u64 {
         self.ladder().extent_blocks(&self.blob, 0) * BLOCK
+    }
+
+    /// How many blocks one request moves ahead of a reader: a whole group where other nodes cut requests alike.
+    pub fn ahead_blocks(&self) -> u64 {
+        let most = if self.is_shared() { u64::MAX } else { MAX_AHEAD_BLOCKS };
+        self.ladder().extent_blocks(&self.blob, 0).min(most)
     }
 
     /// The number of bytes in the node's cache.
@@ -351,10 +358,10 @@ impl Content {
         if self.refutation.active_error().is_some() {
             return;
         }
-        let blocks = block::touched(&range);
+        let (blocks, most) = (block::touched(&range), self.ahead_blocks());
         let mut index = blocks.start;
         while index < blocks.end {
-            index = match self.join_or_start(index, blocks.end - index, Urgency::Ahead) {
+            index = match self.join_or_start(index, most.min(blocks.end - index), Urgency::Ahead) {
                 Some(flight) => flight.extent().range().end,
                 None => index + 1,
             };

@@ -8,6 +8,9 @@ use crate::block::BLOCK;
 /// breaks off costs more.
 pub const MAX_EXTENT_BLOCKS: u64 = 16;
 
+/// The most blocks that one request brings ahead of a reader: 8 MiB, so that a window of 64 MiB keeps eight requests under way.
+pub const MAX_AHEAD_BLOCKS: u64 = 8;
+
 /// The inverse of the part of a request that may be spent on waiting for its first byte: one eighth.
 const LATENCY_SHARE: u32 = 8;
 

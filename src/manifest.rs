@@ -84,6 +84,7 @@ mod pack;
 mod rejections;
 mod row;
 mod run;
+mod shard;
 mod sort;
 #[cfg(test)]
 mod tests;

@@ -24,7 +24,7 @@ mod web;
 
 use std::sync::Arc;
 
-use crate::blob::WHOLE_MARK;
+use crate::blob::{Blob, WHOLE_MARK};
 use crate::error::{Error, Kind, Result};
 use crate::source::{Access, Patterns, Uri};
 use crate::tier::Origin;
@@ -73,6 +73,11 @@ pub(crate) fn is_unconditional(version: &[u8]) -> bool {
 /// Whether the origin of `version` sends files only whole and from their beginning.
 pub(crate) fn is_sequential(version: &[u8]) -> bool {
     version.starts_with(WHOLE_MARK.as_bytes())
+}
+
+/// Whether the origin is asked for all of `blob` by whoever wants a part.
+pub(crate) fn is_sent_whole(blob: &Blob) -> bool {
+    is_sequential(&blob.version) || hub::is_sent_whole(blob)
 }
 
 /// The name of the file at `path` below `origin`, for messages.

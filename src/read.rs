@@ -1,5 +1,6 @@
 //! Readers: open files, whose bytes come from the nearest tier that has them.
 
+pub(crate) mod next_shard;
 pub mod read_ahead;
 
 use std::fs::File;
@@ -14,6 +15,7 @@ use crate::content::Content;
 use crate::error::Result;
 use crate::manifest::Slice;
 
+use next_shard::NextShard;
 use read_ahead::ReadAhead;
 
 /// An open file. It holds a lease on its blob as long as it lives.
@@ -22,12 +24,18 @@ pub struct Reader {
     content: Arc<Content>,
     slice: Slice,
     read_ahead: Mutex<ReadAhead>,
+    next: Option<Arc<NextShard>>,
 }
 
 impl Reader {
     /// A reader of `slice`, which lies in `content`.
     pub(crate) fn new(content: Arc<Content>, slice: Slice) -> Self {
-        Self { content, slice, read_ahead: Mutex::default() }
+        Self { content, slice, read_ahead: Mutex::default(), next: None }
+    }
+
+    /// Continues its read-ahead in `next`.
+    pub(crate) fn followed_by(self, next: Option<NextShard>) -> Self {
+        Self { next: next.map(Arc::new), ..self }
     }
 
     /// The length of the file, in bytes.
@@ -58,9 +66,9 @@ impl Reader {
     /// Reads without waiting for any tier: `None` when some of it isn't local. Touches the local disk. The pieces, in
     /// order, are as long as `len` in all, shorter only at the end of the file.
     pub fn try_read_at(&self, offset: u64, len: usize) -> Option<Vec<Bytes>> {
-        let range = self.range(offset, len);
+        let range = self.range(offset, len as u64);
         let pieces = self.content.try_read(range.clone())?;
-        if self.content.whole().is_none() {
+        if self.next.is_some() || self.content.whole().is_none() {
             self.start_read_ahead(&range);
         }
         Some(pieces)
@@ -72,7 +80,7 @@ impl Reader {
     /// # Errors
     /// Those of the tiers, named by the file's path: see [`crate::error::Kind`].
     pub async fn read_at(&self, offset: u64, len: usize) -> Result<Vec<Bytes>> {
-        let range = self.range(offset, len);
+        let range = self.range(offset, len as u64);
         if range.is_empty() {
             return Ok(Vec::new());
         }
@@ -80,21 +88,44 @@ impl Reader {
         self.content.read(range, run).await
     }
 
-    /// Starts the read-ahead of a sequential reader, and returns how many bytes that is.
+    /// Fetches the first `bytes` bytes of the file for a reader that may come, in whole requests, and of the shards behind it what
+    /// is beyond its end. Touches the local disk, and waits for nothing.
+    fn prefetch_start(&self, bytes: u64, shards: usize) {
+        if self.content.is_sent_whole() {
+            return;
+        }
+        let request = self.content.ahead_blocks() * BLOCK;
+        let wanted = if bytes < self.slice.len { bytes - bytes % request } else { self.slice.len };
+        if wanted > 0 {
+            self.content.prefetch(self.range(0, wanted));
+        }
+        if let Some(next) = &self.next
+            && bytes > self.slice.len
+        {
+            next.prefetch(bytes - self.slice.len, shards);
+        }
+    }
+
+    /// Starts the read-ahead of a sequential reader, and returns how many bytes of the file that is.
     fn start_read_ahead(&self, range: &Range<u64>) -> u64 {
         let end = self.slice.offset + self.slice.len;
-        let ahead = self.read_ahead.lock().advance(range, end, self.content.extent());
-        let wanted = ahead.end - ahead.start;
-        if wanted > 0 {
-            self.content.prefetch(ahead);
+        let ahead = self.read_ahead.lock().advance(range, self.content.ahead_blocks() * BLOCK);
+        let here = ahead.start.min(end)..ahead.end.min(end);
+        if !here.is_empty() {
+            self.content.prefetch(here.clone());
         }
-        wanted
+        if let Some(next) = &self.next
+            && ahead.end > end
+        {
+            next.clone().start_prefetch(ahead.end - end);
+        }
+        here.end - here.start
     }
 
     /// The range of the blob with `len` bytes at `offset` of the file.
-    fn range(&self, offset: u64, len: usize) -> Range<u64> {
+    fn range(&self, offset: u64, len: u64) -> Range<u64> {
         let start = offset.min(self.slice.len);
-        let end = start.saturating_add(len as u64).min(self.slice.len);
+        let end = start.saturating_add(len).min(self.slice.len);
         self.slice.offset + start..self.slice.offset + end
     }
 }

@@ -22,6 +22,7 @@ use crate::manifest::{ListingNotes, Manifest, Node, Slice};
 use crate::metrics::Traffic;
 use crate::mirror::lease::ServeLease;
 use crate::read::Reader;
+use crate::read::next_shard::NextShard;
 use crate::stage::Stage;
 
 pub use contents::Contents;
@@ -194,6 +195,20 @@ impl Snapshot {
     /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is.
     pub fn open(&self, slice: Slice) -> Result<Reader> {
         Ok(Reader::new(self.content(slice.blob)?, slice))
+    }
+
+    /// Opens file `index`, which is `slice`, like [`open`](Self::open). If it is a shard of a model, read-ahead continues in the
+    /// next one.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub fn open_file(self: &Arc<Self>, index: u32, slice: Slice) -> Result<Reader> {
+        // Whoever reads the next shard gets its error.
+        let next = self.manifest().next_shard(index).ok().flatten().map(|(index, slice)| {
+            let snapshot = self.clone();
+            NextShard::new(self.runtime().clone(), move || snapshot.open_file(index, slice).ok())
+        });
+        Ok(self.open(slice)?.followed_by(next))
     }
 
     /// The content of a blob, shared by all its users.

@@ -61,6 +61,11 @@ impl Content {
         self.blob.checks.is_none() && origin::is_sequential(&self.blob.version)
     }
 
+    /// Whether a request for a part of it may move all of it, so that nothing is fetched which nobody wants for certain.
+    pub(crate) fn is_sent_whole(&self) -> bool {
+        self.blob.checks.is_none() && origin::is_sent_whole(&self.blob)
+    }
+
     /// Whether nothing of it may be read yet that is not proved.
     pub(super) fn awaits_proof(&self) -> bool {
         !self.is_whole() && self.is_unconditional()

@@ -1,5 +1,6 @@
 //! Reading through the whole engine, over a scripted tier.
 
+mod ahead;
 mod wrong_bytes;
 
 use std::collections::VecDeque;
@@ -327,15 +328,24 @@ impl ClusterTier for PromisingPeer {
 
 /// A cluster in which another node owns everything.
 #[derive(Debug)]
-struct ForeignPlacement([Arc<dyn ClusterTier>; 1]);
+struct ForeignPlacement {
+    peers: [Arc<dyn ClusterTier>; 1],
+    group: u64,
+}
+
+impl ForeignPlacement {
+    fn with_group(group: u64) -> Option<Arc<dyn Placement>> {
+        Some(Arc::new(Self { peers: [Arc::new(PromisingPeer)], group }))
+    }
+}
 
 impl Placement for ForeignPlacement {
     fn peers(&self) -> &[Arc<dyn ClusterTier>] {
-        &self.0
+        &self.peers
     }
 
     fn group_blocks(&self, _: &Blob) -> u64 {
-        4
+        self.group
     }
 
     fn is_owner(&self, _: &Blob, _: u64) -> bool {
@@ -354,7 +364,7 @@ async fn read_with_stalled_owner_is_hedged() {
     let fixture = ContentFixture::new();
     let mirror = ScriptedTier::new(&fixture.bytes, &[], false);
     let ladder = Ladder::new(vec![mirror.clone()], Arc::default(), Arc::default());
-    let ladder = ladder.with_placement(Some(Arc::new(ForeignPlacement([Arc::new(PromisingPeer)]))));
+    let ladder = ladder.with_placement(ForeignPlacement::with_group(4));
     let content = fixture.content_of(fixture.blob(true), None, ladder);
     // Staging waits; a reader that comes to wait for the same does not.
     let staging = content.join_or_start(0, u64::MAX, Urgency::Stage).expect("nothing is here");

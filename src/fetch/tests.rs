@@ -117,6 +117,13 @@ fn blob() -> &'static Blob {
     })
 }
 
+impl Ladder {
+    /// Begins with the estimate `pace` of its tiers.
+    pub(crate) fn with_pace(self, pace: Pace) -> Self {
+        Self { pace: Mutex::new(pace), ..self }
+    }
+}
+
 fn ladder(tier: &Arc<SlowTier>) -> Ladder {
     Ladder::new(vec![tier.clone()], Arc::default(), Arc::default())
 }

@@ -32,6 +32,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use self::hub_api::HubApi;
+pub(super) use self::hub_content::is_sent_whole;
 use self::signed_url::LocationCache;
 use crate::blob::Blob;
 use crate::error::{Error, Kind, Result};

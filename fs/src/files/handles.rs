@@ -193,7 +193,7 @@ impl FileHandles {
     fn reader_of(&self, node: u64) -> Option<(u32, Arc<Reader>)> {
         let index = tree::index(node)?;
         let open = || match self.snapshot.manifest().entry(index)?.node {
-            Node::File(slice) => self.snapshot.open(slice),
+            Node::File(slice) => self.snapshot.open_file(index, slice),
             _ => Err(Error::new(Kind::Corrupt, "not a file")),
         };
         let opened =
@@ -248,7 +248,7 @@ impl FileHandles {
                 return Ok(OpenOutcome::Moved);
             }
         }
-        let reader = Arc::new(self.snapshot.open(slice)?);
+        let reader = Arc::new(self.snapshot.open_file(index, slice)?);
         let (back, watch) = (|| self.register(node, &reader), || self.watch(node, index, reader.clone()));
         let mode = self.table.lock().open(node, back, watch);
         match mode {

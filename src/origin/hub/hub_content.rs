@@ -49,6 +49,11 @@ pub(super) async fn get(hub: &HubOrigin, blob: &Blob, range: Range<u64>) -> Resu
     Ok(Some(stream::iter([Ok(part)]).boxed()))
 }
 
+/// Whether `blob` is a file of the Hub that is read whole.
+pub(in crate::origin) fn is_sent_whole(blob: &Blob) -> bool {
+    HubVersion::decode(&blob.version).is_some_and(|version| is_checked(&version, blob))
+}
+
 /// Whether the content is held against its git id. Larger files than the Hub has in git are not read whole.
 fn is_checked(version: &HubVersion, blob: &Blob) -> bool {
     version.is_git_id() && blob.size <= MAX_GIT_FILE_BYTES

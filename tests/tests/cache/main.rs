@@ -9,5 +9,6 @@ mod hostile_files;
 mod lazy;
 mod offline;
 mod power_loss;
+mod read_ahead;
 mod rotten_manifests;
 mod scrub;
