@@ -74,7 +74,7 @@ fn loader_killed_amid_shards_leaves_what_was_fetched_to_the_next() {
 #[test]
 fn shard_of_a_server_that_ignores_ranges_is_not_fetched_before_it_is_opened() {
     let (root, machine) = (TempDir::new().unwrap(), Machine::new());
-    let shards = [1, 2].map(|number| write_file(root.path(), &format!("bucket/{}", shard(number)), 20 * MIB));
+    let shards = [1, 2].map(|number| write_file(root.path(), format!("bucket/{}", shard(number)), 20 * MIB));
     // Nothing is signed, of which the fault would take away a part.
     let s3 = S3Server::start(root.path(), None);
     s3.faults.set(ServerFault::IgnoreRange);
