@@ -6,6 +6,7 @@
 mod completion;
 mod ingest;
 mod peer_reads;
+mod prefetch;
 mod proof;
 mod recent_blocks;
 mod recent_failure;
@@ -350,21 +351,6 @@ impl Content {
                 select_ok(both).await.map(|(delivery, _)| delivery)
             }
             None => Ok(Delivery::Stored),
-        }
-    }
-
-    /// Starts to fetch `range` ahead of a sequential reader. Waits for nothing.
-    pub fn prefetch(self: &Arc<Self>, range: Range<u64>) {
-        if self.refutation.active_error().is_some() {
-            return;
-        }
-        let (blocks, most) = (block::touched(&range), self.ahead_blocks());
-        let mut index = blocks.start;
-        while index < blocks.end {
-            index = match self.join_or_start(index, most.min(blocks.end - index), Urgency::Ahead) {
-                Some(flight) => flight.extent().range().end,
-                None => index + 1,
-            };
         }
     }
 

@@ -4,11 +4,13 @@ pub(crate) mod next_shard;
 pub mod read_ahead;
 
 use std::fs::File;
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use rustix::fs::Advice;
 
 use crate::block::BLOCK;
 use crate::content::Content;
@@ -104,6 +106,24 @@ impl Reader {
         {
             next.prefetch(bytes - self.slice.len, shards);
         }
+    }
+
+    /// Has the kernel read the file into its page cache, without waiting for that; false where not all of it is local.
+    pub fn prefetch_pages(&self) -> bool {
+        let (Some(file), Some(len)) = (self.content.whole(), NonZeroU64::new(self.slice.len)) else {
+            return false;
+        };
+        // A hint: that it fails changes nothing.
+        let _ = rustix::fs::fadvise(&*file, self.slice.offset, Some(len), Advice::WillNeed);
+        true
+    }
+
+    /// Fetches what of the file is not local, ahead of its readers, and waits until it is stored.
+    ///
+    /// # Errors
+    /// Those of the tiers and of the cache. Nobody needs to be told: who reads the file fetches it again.
+    pub async fn prefetch(&self) -> Result<()> {
+        self.content.prefetch_stored(self.slice.offset..self.slice.offset + self.slice.len).await
     }
 
     /// Starts the read-ahead of a sequential reader, and returns how many bytes of the file that is.

@@ -2,11 +2,12 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
+use crate::clients;
 use crate::data::{self, FILES_IN_DIRECTORY};
 use crate::lab::BenchEnv;
 use crate::mount::BenchMount;
@@ -18,6 +19,10 @@ use crate::unit::MeasureUnit;
 
 const ABOUT: &str = "Files of 8 KiB in directories of 1,000, all local (open, read), and one directory of many files \
     (stat, list), in files per second.";
+/// The row of a stage.
+const STAGED: &str = "mount --wait of local files; the cache is new";
+/// How long a copy may take.
+const COPY_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long `ls -f` may take.
 const LIST_TIMEOUT: Duration = Duration::from_secs(300);
 /// The size of a small file: a tokenizer's, a label's, a thumbnail's.
@@ -92,6 +97,9 @@ fn with_tree(
     make: impl FnOnce() -> Result<SmallFiles>,
 ) -> Result<()> {
     let Some(tree) = report.prepare("a tree of files", make)? else { return Ok(()) };
+    if tree.read {
+        report.measure(STAGED, || tree.compare_with_copy(lab))?;
+    }
     cases.iter().try_for_each(|case| report.measure(case.name, || tree.compare(lab, case)))
 }
 
@@ -120,8 +128,30 @@ impl SmallFiles {
     }
 
     fn mount(&self, lab: &BenchEnv) -> Result<BenchMount> {
-        let uri = format!("file://{}", self.source.display());
-        BenchMount::plain(lab, &uri, self.room.path(), self.read)
+        BenchMount::plain(lab, &self.uri(), self.room.path(), self.read)
+    }
+
+    /// From the command's start until all files are durable on this machine once more.
+    fn compare_with_copy(&self, lab: &BenchEnv) -> Result<Comparison> {
+        let sides = in_turn(lab.sizes.turns_when_noisy(), |side| {
+            let room = lab.room("staged", (self.files * (SMALL_FILE_BYTES + (8 << 10))) as u64)?;
+            let seconds = match side {
+                Side::Bdnfs => BenchMount::plain(lab, &self.uri(), room.path(), true)?.took,
+                Side::Baseline => {
+                    let begin = Instant::now();
+                    let copy = room.path().join("copy");
+                    run::run(run::command("cp").arg("-r").arg(&self.source).arg(copy), COPY_TIMEOUT)?;
+                    clients::sync(room.path())?;
+                    begin.elapsed().as_secs_f64()
+                }
+            };
+            Ok(self.files as f64 / seconds)
+        })?;
+        Ok(Comparison::new(STAGED, MeasureUnit::Files, "cp -r, then sync", sides))
+    }
+
+    fn uri(&self) -> String {
+        format!("file://{}", self.source.display())
     }
 
     fn compare(&self, lab: &BenchEnv, case: &TreeCase) -> Result<Comparison> {

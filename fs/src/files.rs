@@ -12,6 +12,8 @@ use crate::tree;
 use crate::wire::abi::OpenOut;
 
 mod handles;
+mod registered_file;
+mod small_file_prefetch;
 mod stateless;
 
 pub(crate) use handles::FileHandles;
@@ -52,7 +54,11 @@ impl FileTable {
     /// Opens the file `index`, which is `slice`, at its node `node`, for the request `unique`.
     pub(crate) fn open(&self, unique: u64, node: u64, index: u32, slice: Slice) -> Result<OpenOutcome> {
         match self {
-            Self::Handles(handles) => handles.open(unique, node, index, slice),
+            Self::Handles(handles) => {
+                // Here and not when it is read: the kernel reads by itself what was fetched ahead.
+                handles.prefetch_after(index, slice);
+                handles.open(unique, node, index, slice)
+            }
             Self::Stateless(_) => Ok(OpenOutcome::Stateless),
         }
     }

@@ -13,7 +13,7 @@
 //!   session     the handshake, the threads, one panic becomes one EIO
 //!      │ RequestContext
 //!   ops ──────> tree      names, attributes, listings: from the manifest, at once
-//!      │   ├──> files     handles ─ open_table, ledger; or stateless ─ prefetch
+//!      │   ├──> files     handles ─ open_table, ledger; or stateless ─ sequence_detector
 //!      │   └──> xattr
 //!   replies     a read that has to wait is a task; request_table knows its interruption
 //!      │ bdnfs::read::Reader
@@ -86,9 +86,9 @@ mod mount_options;
 mod mountpoint;
 mod open_table;
 mod ops;
-mod prefetch;
 mod replies;
 mod request_table;
+mod sequence_detector;
 mod session;
 mod tree;
 mod wire;

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::IoSliceMut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -12,7 +11,6 @@ use bdnfs::manifest::{Node, Slice};
 use bdnfs::read::Reader;
 use bdnfs::snapshot::Snapshot;
 use parking_lot::Mutex;
-use rustix::io::{Errno, ReadWriteFlags};
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
@@ -25,6 +23,12 @@ use crate::tree;
 use crate::wire::abi::OpenOut;
 use crate::wire::flags::{RESENT, open};
 
+use super::registered_file::{LedgerSlot, RegisteredFile, is_readable};
+use super::small_file_prefetch::SmallFilePrefetch;
+
+/// The size of the largest file, in bytes, that is prefetched where files have handles: the kernel reads ahead within larger ones.
+const MAX_PREFETCHED_FILE_BYTES: u64 = 1 << 20;
+
 /// The open files of a mount.
 #[derive(Debug)]
 pub(crate) struct FileHandles {
@@ -35,6 +39,7 @@ pub(crate) struct FileHandles {
     passthrough: AtomicBool,
     /// Whether each file keeps its node.
     steady: bool,
+    prefetch: Arc<SmallFilePrefetch>,
     table: Mutex<OpenTable<Arc<RegisteredFile>, CompletionWatch>>,
     handles: Mutex<HashMap<u64, FileHandle>>,
     ledger: Arc<Ledger>,
@@ -50,45 +55,6 @@ struct FileHandle {
     unique: u64,
     /// The ledger item that its reply created.
     item: LedgerItem,
-}
-
-/// A registered backing file, and the reader whose lease keeps it in the cache.
-#[derive(Debug)]
-struct RegisteredFile {
-    backing: BackingFile,
-    /// Dropped after what it records.
-    _slot: LedgerSlot,
-    reader: Arc<Reader>,
-    /// The file that the kernel reads: known to be open, should it turn out to be damaged.
-    file: Option<Arc<File>>,
-}
-
-impl RegisteredFile {
-    /// Whether the kernel can read it still.
-    fn is_readable(&self) -> bool {
-        self.file.as_ref().is_none_or(|file| is_readable(file))
-    }
-}
-
-/// Whether the disk below `file` still answers: one that was shut down, or whose device has gone, fails all reads. Asks for what is
-/// in memory only, so that it waits for nothing.
-fn is_readable(file: &File) -> bool {
-    let mut byte = [0];
-    let read = rustix::io::preadv2(file, &mut [IoSliceMut::new(&mut byte)], 0, ReadWriteFlags::NOWAIT);
-    read != Err(Errno::IO)
-}
-
-/// An entry of the ledger, which is removed when this is dropped.
-#[derive(Debug)]
-struct LedgerSlot {
-    ledger: Arc<Ledger>,
-    number: u64,
-}
-
-impl Drop for LedgerSlot {
-    fn drop(&mut self) {
-        self.ledger.remove(self.number);
-    }
 }
 
 /// The task that waits for a file to become whole; aborted when this is dropped.
@@ -113,6 +79,7 @@ impl FileHandles {
         kernel: Arc<KernelCache>,
     ) -> Arc<Self> {
         Arc::new(Self {
+            prefetch: SmallFilePrefetch::new(snapshot.clone(), runtime.clone()),
             snapshot,
             runtime,
             device,
@@ -128,6 +95,15 @@ impl FileHandles {
     /// The reader of the handle `fh`.
     pub(crate) fn reader(&self, fh: u64) -> Option<Arc<Reader>> {
         self.handles.lock().get(&fh).map(|handle| handle.reader.clone())
+    }
+
+    /// Prefetches the files that are opened next by who opens file `index`, which is `slice`.
+    pub(crate) fn prefetch_after(self: &Arc<Self>, index: u32, slice: Slice) {
+        if slice.len <= MAX_PREFETCHED_FILE_BYTES {
+            let snapshot = self.snapshot.clone();
+            let open = move |_, slice| snapshot.open(slice).ok().map(Arc::new);
+            self.prefetch.advance(index, MAX_PREFETCHED_FILE_BYTES, open);
+        }
     }
 
     /// The node that a lookup of file `index` returns.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bdnfs::error::Result;
-use bdnfs::manifest::{Entry, Node, Slice};
+use bdnfs::manifest::Slice;
 use bdnfs::read::Reader;
 use bdnfs::snapshot::Snapshot;
 use parking_lot::Mutex;
@@ -14,30 +14,29 @@ use tokio::runtime::Handle;
 use crate::idle_cache::IdleCache;
 use crate::invalidation::KernelCache;
 use crate::open_table::BACKING_IDLE_TIMEOUT;
-use crate::prefetch::Prefetcher;
 use crate::tree;
+
+use super::MAX_STATELESS_FILE_BYTES;
+use super::small_file_prefetch::SmallFilePrefetch;
 
 /// How many readers are kept: more than the kernel reads from at once. Each holds a lease.
 const MAX_READERS: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
-
-/// How many files one thread prefetches: a few, so that the disk works on several at once.
-const PREFETCH_BATCH: u32 = 8;
 
 /// The files of a stateless mount.
 #[derive(Debug)]
 pub(crate) struct StatelessFiles {
     snapshot: Arc<Snapshot>,
-    runtime: Handle,
     kernel: Arc<KernelCache>,
     readers: Mutex<IdleCache<u32, Arc<Reader>>>,
-    prefetcher: Mutex<Prefetcher>,
+    prefetch: Arc<SmallFilePrefetch>,
 }
 
 impl StatelessFiles {
     /// The files of `snapshot`, none of which was read yet.
     pub(crate) fn new(snapshot: Arc<Snapshot>, runtime: Handle, kernel: Arc<KernelCache>) -> Arc<Self> {
         let readers = Mutex::new(IdleCache::new(MAX_READERS, BACKING_IDLE_TIMEOUT));
-        Arc::new(Self { snapshot, runtime, kernel, readers, prefetcher: Mutex::default() })
+        let prefetch = SmallFilePrefetch::new(snapshot.clone(), runtime);
+        Arc::new(Self { snapshot, kernel, readers, prefetch })
     }
 
     /// The reader of the file `index`, which is `slice`.
@@ -52,20 +51,11 @@ impl StatelessFiles {
         Ok(reader)
     }
 
-    /// Prefetches into the page cache the files that a reader of file `index` will read next, if they are local.
+    /// Prefetches the files that a reader of file `index` will read next.
     pub(crate) fn prefetch_after(self: &Arc<Self>, index: u32) {
-        let wanted = self.prefetcher.lock().advance(index);
-        for from in wanted.clone().step_by(PREFETCH_BATCH as usize) {
-            let (files, to) = (self.clone(), wanted.end.min(from + PREFETCH_BATCH));
-            self.runtime.spawn_blocking(move || (from..to).for_each(|index| files.prefetch(index)));
-        }
-    }
-
-    fn prefetch(&self, index: u32) {
-        // The read of the file reports an error.
-        let Ok(Entry { node: Node::File(slice), .. }) = self.snapshot.manifest().entry(index) else { return };
-        let Some(file) = self.reader(index, slice).ok().and_then(|reader| reader.backing()) else { return };
-        let _ = rustix::fs::fadvise(&*file, 0, None, rustix::fs::Advice::WillNeed);
+        let files = self.clone();
+        self.prefetch
+            .advance(index, MAX_STATELESS_FILE_BYTES, move |index, slice| files.reader(index, slice).ok());
     }
 
     /// Makes the kernel read the file `index` anew: the pages that it has are wrong.

@@ -1,6 +1,7 @@
 //! Lazy reads: what no process reads is not fetched, and nothing is fetched twice.
 
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -38,6 +39,49 @@ fn file_read_in_part_is_fetched_in_part() {
     }
     let fetched = env.fetched("large").bytes;
     assert!(fetched < 32 * MIB as u64, "{fetched} bytes for three pages");
+}
+
+#[test]
+fn small_files_read_in_order_are_fetched_ahead() {
+    let env = TestEnv::new();
+    for number in 0..200 {
+        env.put(&format!("opened/small/{number:03}"), 5000);
+        env.put(&format!("stateless/small/{number:03}"), 5000);
+    }
+    // Beside a large file the files of a mount are opened by requests, without one they are not.
+    env.put("opened/large", 17 * MIB);
+    for source in ["opened", "stateless"] {
+        let small = env.machine.mount(format!("s3://bucket/{source}"), source).join("small");
+        let read = |number: u32| drop(fs::read(small.join(format!("{number:03}"))).unwrap());
+        let requests = |number: u32| env.fetched(&format!("{source}/small/{number:03}")).requests;
+        [190, 150, 110, 170, 130].into_iter().for_each(read);
+        (0..8).for_each(read);
+        eventually("the next ones are fetched", || (8..24).all(|number| requests(number) == 1));
+        (8..100).for_each(read);
+        eventually("all of them are local", || is_local(&small.join("099")));
+        for number in 0..200 {
+            let most = u64::from(number < 100 + 64 || [170, 190].contains(&number));
+            assert!(requests(number) <= most, "{source}: {number}: {} requests", requests(number));
+        }
+    }
+}
+
+#[test]
+fn small_files_that_cannot_be_stored_are_not_fetched_ahead_for_long() {
+    let env = TestEnv::new();
+    for number in 0..200 {
+        env.put(&format!("small/{number:03}"), 5000);
+    }
+    env.put("large", 17 * MIB);
+    let point = env.machine.mount_with("s3://bucket", "mnt", &["--cache-size", "4MiB"]);
+    // As long as it is open, what is here of it fills the cache.
+    let mut large = File::open(point.join("large")).unwrap();
+    io::copy(&mut large, &mut io::sink()).unwrap();
+    for number in 0..200 {
+        fs::read(point.join(format!("small/{number:03}"))).unwrap();
+    }
+    let requests: u64 = (0..200).map(|number| env.fetched(&format!("small/{number:03}")).requests).sum();
+    assert!((200..=240).contains(&requests), "{requests} requests for 200 files");
 }
 
 #[test]

@@ -13,4 +13,5 @@ mod messages;
 mod name_servers;
 mod origin_faults;
 mod server_faults;
+mod small_files;
 mod source_changes;
