@@ -1,8 +1,8 @@
-//! Volumes of containers: a directory of a project that a container, pod or task writes to.
+//! Volumes of containers: a directory of a project or a team that a container, pod or task writes to.
 //!
 //! ```text
 //!  PUT key ────> ContainerVolumes ── checkpoints: a directory of its own, with a saver ──> bind
-//!                     │              project cache: the home of the project ────────────> bind
+//!                     │              cache: the home of the project or team ───────────> bind
 //!                     └─ records: what is published, and what is still saved; the next agent goes on with it
 //!
 //!  DELETE key ─> unbind ─> wait until no container has it ─> save what is left ─> remove what is saved
@@ -11,9 +11,9 @@
 //! They are the directories that jobs have ([`crate::volumes`]), and are saved the same way. A request ends when the bind is made
 //! or gone: what comes after that is the agent's.
 
+mod cache_use;
 mod checkpoint_volume;
 mod container_volume;
-mod project_cache;
 mod restore;
 
 use std::collections::BTreeMap;
@@ -22,7 +22,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bdnfs::boot;
-use bdnfs::checkpoint::{CheckpointId, LOOSE};
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::tenant;
 use bdnfs::task::{blocking, lost};
@@ -43,8 +42,8 @@ use crate::records::Records;
 use crate::saver;
 use crate::telemetry::scrape::SavingScrape;
 use crate::volumes::Volumes;
+use cache_use::CacheUse;
 use container_volume::{ContainerVolume, ContainerVolumeRecord, WritableDirectory};
-use project_cache::ProjectCacheUse;
 
 /// How often it is checked whether a container still has a volume that was ended.
 const USE_POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -174,12 +173,10 @@ impl ContainerVolumes {
     }
 
     fn check_now(&self, key: String, request: ContainerVolumeRequest) -> Result<ContainerVolume> {
-        use ContainerVolumeKind::{Checkpoints, ProjectCache};
         let kind = request.kind;
-        let invalid = |text: String| Err(Error::new(Kind::Invalid, text));
         if !is_publication_key(&key) {
             let text = "the key of a volume has letters, digits, dots, underscores and dashes only";
-            return invalid(text.into());
+            return Err(Error::new(Kind::Invalid, text));
         }
         if !request.trusted && !self.inline.contains(&kind) {
             let text = format!(
@@ -187,17 +184,11 @@ impl ContainerVolumes {
             );
             return Err(Error::new(Kind::Refused, text));
         }
-        match (kind, &request.id) {
-            (Checkpoints, None) => return invalid("checkpoints: the id of a job is missing".into()),
-            (ProjectCache, Some(_)) => return invalid(format!("id: cannot be used with {kind}")),
-            _ => {}
-        }
-        let id = request.id.as_deref().unwrap_or("any");
-        CheckpointId::new(&request.project, id, LOOSE, 0).map_err(|e| e.context(kind.to_string()))?;
+        request.check()?;
         let tenant =
             request.tenant.clone().unwrap_or_else(|| self.mounts.mounter().engine.tenant().to_owned());
         tenant::check(&tenant)?;
-        if kind == Checkpoints && self.mirror(&tenant)?.is_none() {
+        if kind == ContainerVolumeKind::Checkpoints && self.mirror(&tenant)?.is_none() {
             return Err(saver::no_mirror());
         }
         let target = request.target.as_ref().map(|target| BindTarget::locate(target, &self.targets));
@@ -228,8 +219,8 @@ impl ContainerVolumes {
                 WritableDirectory::Checkpoints(own) => {
                     blocking(move || checkpoint_volume::create(&own)).await?
                 }
-                WritableDirectory::ProjectCache(home) => {
-                    let user = ProjectCacheUse { volumes: Arc::clone(self), volume: Arc::clone(volume) };
+                WritableDirectory::Cache(home) => {
+                    let user = CacheUse { volumes: Arc::clone(self), volume: Arc::clone(volume) };
                     tokio::select! {
                         biased;
                         () = volume.cancelled() => {
@@ -307,8 +298,8 @@ impl ContainerVolumes {
             WritableDirectory::Checkpoints(own) => {
                 tokio::join!(checkpoint_volume::save(&self, &volume, own), self.await_unused(&volume)).0
             }
-            WritableDirectory::ProjectCache(home) => {
-                let user = ProjectCacheUse { volumes: Arc::clone(&self), volume: Arc::clone(&volume) };
+            WritableDirectory::Cache(home) => {
+                let user = CacheUse { volumes: Arc::clone(&self), volume: Arc::clone(&volume) };
                 user.save(home, self.await_unused(&volume)).await;
                 Ok(())
             }

@@ -66,7 +66,7 @@ impl Attributes {
         let tenant = self.take("tenant").or_else(|| tenant.map(str::to_owned));
         let named = tenant.as_deref().map_or(Ok(()), tenant::check);
         named.map_err(|e| InvalidAttribute::new("tenant", e))?;
-        checkpoint::check_text("the name of a project", &project)
+        checkpoint::check_text(&format!("the name of a {}", kind.owner()), &project)
             .map_err(|e| InvalidAttribute::new(kind.attribute(), e))?;
         if let Some(key) = self.0.keys().next() {
             return Err(InvalidAttribute::new(key, format!("cannot be used with {kind}")));
@@ -255,6 +255,11 @@ mod tests {
         let made = volume(&[("projectCache", "llama")]).expect("valid").expect("a volume");
         assert_eq!((made.kind, made.project.as_str()), (ContainerVolumeKind::ProjectCache, "llama"));
         assert_eq!((made.tenant.as_deref(), made.trusted), (Some("own"), false));
+        let made = volume(&[("teamCache", "research")]).expect("valid").expect("a volume");
+        assert_eq!((made.kind, made.project.as_str()), (ContainerVolumeKind::TeamCache, "research"));
+        assert_eq!((made.tenant.as_deref(), made.trusted), (Some("own"), false));
+        let error = volume(&[("teamCache", "")]).expect_err("no name").to_string();
+        assert!(error.starts_with("teamCache: the name of a team"), "{error}");
         let named =
             volume(&[("checkpoints", "llama"), ("tenant", "team")]).expect("valid").expect("a volume");
         assert_eq!((named.kind, named.tenant.as_deref()), (ContainerVolumeKind::Checkpoints, Some("team")));

@@ -38,8 +38,8 @@ pub struct ContainerVolumeRecord {
 pub enum WritableDirectory {
     /// The checkpoint directory of a job.
     Checkpoints(JobVolume),
-    /// The home of a project's training cache.
-    ProjectCache(CacheHome),
+    /// The home of the training cache of a project or a team.
+    Cache(CacheHome),
 }
 
 impl WritableDirectory {
@@ -50,7 +50,10 @@ impl WritableDirectory {
                 Self::Checkpoints(volumes.of_job(tenant, request.id.as_deref().unwrap_or_default()))
             }
             ContainerVolumeKind::ProjectCache => {
-                Self::ProjectCache(volumes.cache_home(tenant, CacheScope::Project, &request.project))
+                Self::Cache(volumes.cache_home(tenant, CacheScope::Project, &request.project))
+            }
+            ContainerVolumeKind::TeamCache => {
+                Self::Cache(volumes.cache_home(tenant, CacheScope::Team, &request.project))
             }
         }
     }
@@ -59,7 +62,7 @@ impl WritableDirectory {
     pub fn path(&self) -> PathBuf {
         let path = match self {
             Self::Checkpoints(volume) => volume.checkpoints(),
-            Self::ProjectCache(home) => home.tree(),
+            Self::Cache(home) => home.tree(),
         };
         path.canonicalize().unwrap_or(path)
     }
@@ -72,7 +75,7 @@ pub struct ContainerVolume {
     pub key: String,
     /// The request.
     pub request: ContainerVolumeRequest,
-    /// The tenant that the project belongs to.
+    /// The tenant that the project or team belongs to.
     pub tenant: String,
     /// The target of the bind.
     pub target: Option<BindTarget>,
@@ -256,7 +259,10 @@ impl ContainerVolume {
         let message = match (&step, &report) {
             (ContainerVolumeStep::Failed(failure), _) => failure.message.clone(),
             (_, Some(report)) => saving_message(report),
-            _ => format!("{} of the project {}", self.request.kind, self.request.project),
+            _ => {
+                let (kind, name) = (self.request.kind, &self.request.project);
+                format!("{kind} of the {} {name}", kind.owner())
+            }
         };
         let is_published = ended.is_none() && matches!(step, ContainerVolumeStep::Published);
         ContainerVolumeStatus {

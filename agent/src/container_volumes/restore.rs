@@ -54,7 +54,7 @@ impl ContainerVolumes {
             WritableDirectory::Checkpoints(own) => own
                 .lock(FlockOperation::NonBlockingLockShared)
                 .map_err(|e| Error::disk(own.path().display().to_string(), e)),
-            WritableDirectory::ProjectCache(home) => home.create(),
+            WritableDirectory::Cache(home) => home.create(),
         };
         let lock = match lock {
             Ok(lock) => lock,

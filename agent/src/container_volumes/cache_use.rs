@@ -1,4 +1,4 @@
-//! The training cache of a project, for containers: the same directory that its jobs on this node have.
+//! The training cache of a project or a team, for containers: the same directory that its jobs on this node have.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -19,14 +19,14 @@ use crate::volumes::cache_home::CacheHome;
 
 /// The use of a home by the containers of a volume.
 #[derive(Clone, Debug)]
-pub struct ProjectCacheUse {
+pub struct CacheUse {
     /// All volumes of the agent.
     pub volumes: Arc<ContainerVolumes>,
     /// The volume whose directory is the home.
     pub volume: Arc<ContainerVolume>,
 }
 
-impl HomeUser for ProjectCacheUse {
+impl HomeUser for CacheUse {
     fn volumes(&self) -> &Volumes {
         &self.volumes.volumes
     }
@@ -48,7 +48,7 @@ impl HomeUser for ProjectCacheUse {
     }
 }
 
-impl ProjectCacheUse {
+impl CacheUse {
     /// Creates the `home`, unless it exists, pulls what other nodes saved unless others on this node use it, and notes that it is
     /// written in this boot. The file keeps it from being removed. Without the mirror it is as this node has it.
     ///
