@@ -11,7 +11,9 @@ mod home_saving;
 #[cfg(test)]
 mod tests;
 
+use std::convert::Infallible;
 use std::fs::File;
+use std::future::pending;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -202,8 +204,19 @@ async fn evict<U: HomeUser>(user: &U, work: fn(&Volumes) -> Vec<EvictedHome>) ->
     !evicted.is_empty()
 }
 
-/// Opens the mirror that a home is saved in, if there is one.
+/// Tells the owner of homes, as soon as it is known, that locks on them do not hold between nodes, as long as it is polled.
+pub async fn warn_of_flock<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Infallible {
+    if !homes.is_empty() {
+        user.warn(user.volumes().await_flock_fault().await);
+    }
+    pending().await
+}
+
+/// Opens the mirror that a home is saved in, if there is one: not where nodes share it.
 async fn open_mirror<U: HomeUser>(user: &U, home: &CacheHome) -> Result<Option<Mirror>> {
+    if user.volumes().shared_directory().is_some() {
+        return Ok(None);
+    }
     let (user, scratch) = (user.clone(), home.path().to_owned());
     blocking(move || user.mirror()?.map(|at| mirror::open(&at, scratch)).transpose()).await
 }

@@ -59,6 +59,7 @@ pub async fn save_regularly(run: &JobRun) -> Infallible {
     tokio::select! {
         never = home_use::save_regularly(run, &homes) => never,
         never = home_use::report_regularly(run, &homes) => never,
+        never = home_use::warn_of_flock(run, &homes) => never,
     }
 }
 

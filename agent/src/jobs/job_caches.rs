@@ -85,20 +85,21 @@ pub fn variables(cache: &TrainingCache) -> [(&'static str, String); 3] {
     ]
 }
 
-/// Refuses a job that can't have the caches that it asks for.
+/// Refuses a job that can't have the caches that it asks for, on nodes where these are `shared` or not.
 ///
 /// # Errors
 /// [`Kind::Invalid`].
-pub fn check(request: &JobRequest) -> Result<()> {
+pub fn check(request: &JobRequest, shared: bool) -> Result<()> {
     let Some(cache) = &request.cache else { return Ok(()) };
     let invalid = |text: String| Err(Error::new(Kind::Invalid, text));
     if !is_cache_base(&cache.mount_base_path) {
         let base = cache.mount_base_path.display();
         return invalid(format!("mount_base_path {base}: must be an absolute path without '..'"));
     }
-    if request.training.nodes > 1 && cache.require_cache_affinity {
+    if request.training.nodes > 1 && cache.require_cache_affinity && !shared {
         return invalid(format!(
-            "the job runs on {} nodes, which have no cache in common; set require_cache_affinity to false, and each has its own",
+            "the job runs on {} nodes, which have no cache in common; name a directory of a shared file system in [projects] of \
+             their agents, or set require_cache_affinity to false, and each has its own",
             request.training.nodes
         ));
     }

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! A user of a home holds its directory locked, shared; its removal locks it exclusively. Who begins or ends to use it holds the
-//! use lock, so that there is a first and a last user; who pulls or saves it holds the sync lock.
+//! use lock, so that there is a first and a last user; who pulls or saves it holds the sync lock. On a file system that several
+//! nodes share a file takes the place of the directory: NFS and Lustre lock directories within one node only.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind};
@@ -25,6 +26,8 @@ use crate::context::Context;
 const CACHES_DIRECTORY: &str = "caches";
 /// The file in a home that is locked while a user begins or ends to use it.
 const USE_LOCK_FILE: &str = "turn.lock";
+/// The file in a home on a shared file system that its users hold locked.
+const USERS_FILE: &str = "users.lock";
 /// The file in a home that is locked while it is pulled or saved, and was last written when that last began.
 const SYNC_FILE: &str = "sync.lock";
 
@@ -71,6 +74,7 @@ pub struct CacheHome {
     path: PathBuf,
     trash: PathBuf,
     volumes: PathBuf,
+    is_shared: bool,
 }
 
 impl CacheHome {
@@ -79,7 +83,12 @@ impl CacheHome {
         let tenant = volumes.join(tenant);
         let path = tenant.join(CACHES_DIRECTORY).join(scope.as_str()).join(encode(name));
         let (trash, volumes) = (tenant.join(TRASH_DIRECTORY), volumes.to_owned());
-        Self { scope, name: name.into(), path, trash, volumes }
+        Self { scope, name: name.into(), path, trash, volumes, is_shared: false }
+    }
+
+    /// The same, on a file system that other nodes have, too. Commands need not be told: they see its file.
+    pub fn on_shared_file_system(self) -> Self {
+        Self { is_shared: true, ..self }
     }
 
     /// The homes of a tenant in the directory of all volumes: those of projects first, by their names. Touches the local disk.
@@ -111,9 +120,15 @@ impl CacheHome {
         format!("cache://{}/{}", self.scope.as_str(), encode(&self.name))
     }
 
-    /// The directory of the home, which its users hold locked.
+    /// The directory of the home.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// What its users hold locked. Touches its disk.
+    pub fn lock_path(&self) -> PathBuf {
+        let file = self.path.join(USERS_FILE);
+        if self.is_shared || file.exists() { file } else { self.path.clone() }
     }
 
     /// The directory that jobs see.
@@ -133,7 +148,7 @@ impl CacheHome {
 
     /// Whether a job uses it. Touches the local disk.
     pub fn is_in_use(&self) -> bool {
-        lock(&self.path, FlockOperation::NonBlockingLockExclusive)
+        lock(&self.lock_path(), FlockOperation::NonBlockingLockExclusive)
             .is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     }
 
@@ -146,15 +161,16 @@ impl CacheHome {
         let failed = || format!("cannot create {}", self.path.display());
         loop {
             self.create_tree().with_context(failed)?;
-            let locked = match lock(&self.path, FlockOperation::NonBlockingLockShared) {
+            let path = self.lock_path();
+            let locked = match lock(&path, FlockOperation::NonBlockingLockShared) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     return Err(self.busy("is being removed", error));
                 }
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 locked => locked.with_context(failed)?,
             };
-            // The directory may have been moved between open and lock.
-            if is_at(&locked, &self.path).with_context(failed)? && self.exists() {
+            // The home may have been moved between open and lock.
+            if is_at(&locked, &path).with_context(failed)? && self.exists() {
                 return Ok(locked);
             }
         }
@@ -213,7 +229,18 @@ impl CacheHome {
 
     /// Makes the directory that jobs see, for its owner alone.
     pub(super) fn create_tree(&self) -> io::Result<()> {
-        DirBuilder::new().recursive(true).mode(0o700).create(self.tree())
+        if self.is_shared && !self.volumes.is_dir() {
+            let volumes = self.volumes.display();
+            return Err(io::Error::other(format!(
+                "{volumes} is not there; mount the shared file system first"
+            )));
+        }
+        DirBuilder::new().recursive(true).mode(0o700).create(self.tree())?;
+        if self.is_shared {
+            let path = self.path.join(USERS_FILE);
+            File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+        }
+        Ok(())
     }
 
     /// The directory of all volumes.
@@ -238,14 +265,12 @@ impl CacheHome {
     pub fn remove(&self) -> Result<()> {
         let failed = || format!("cannot remove {}", self.path.display());
         let _lock =
-            lock(&self.path, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
-                match error.kind() {
-                    ErrorKind::WouldBlock => {
-                        self.busy("is in use by a job on this node; stop that first", error)
-                    }
-                    ErrorKind::NotFound => Error::new(Kind::NotFound, format!("{self} is not on this node")),
-                    _ => Error::disk(failed(), error),
-                }
+            lock(&self.lock_path(), FlockOperation::NonBlockingLockExclusive).map_err(|error| match error
+                .kind()
+            {
+                ErrorKind::WouldBlock => self.busy("is in use by a job on this node; stop that first", error),
+                ErrorKind::NotFound => Error::new(Kind::NotFound, format!("{self} is not on this node")),
+                _ => Error::disk(failed(), error),
             })?;
         self.move_to_trash(&self.path).with_context(failed)
     }
@@ -263,7 +288,7 @@ impl CacheHome {
 }
 
 /// Whether the open file `locked` is the one at `path`.
-fn is_at(locked: &File, path: &Path) -> io::Result<bool> {
+pub(super) fn is_at(locked: &File, path: &Path) -> io::Result<bool> {
     let locked = locked.metadata()?;
     match fs::metadata(path) {
         Ok(found) => Ok((found.dev(), found.ino()) == (locked.dev(), locked.ino())),

@@ -70,7 +70,7 @@ struct CacheHomeArgs {
     /// Tenant that the project or team belongs to
     #[arg(long, value_name = "NAME", default_value = DEFAULT_TENANT)]
     tenant: String,
-    /// Directory of all volumes: [volumes] dir of the agent. Default: /var/lib/bdnfs/volumes
+    /// Directory of all volumes: [projects] dir or [volumes] dir of the agent. Default: /var/lib/bdnfs/volumes
     #[arg(long, value_name = "DIR")]
     volumes_dir: Option<PathBuf>,
 }
@@ -100,7 +100,7 @@ impl CacheHomeArgs {
 struct CacheMirrorArgs {
     #[command(flatten)]
     cache: CacheNameArgs,
-    /// Directory of all volumes: [volumes] dir of the agent. Default: /var/lib/bdnfs/volumes
+    /// Directory of all volumes: [projects] dir or [volumes] dir of the agent. Default: /var/lib/bdnfs/volumes
     #[arg(long, value_name = "DIR")]
     volumes_dir: Option<PathBuf>,
     #[command(flatten)]

@@ -83,7 +83,11 @@ pub fn enter(
     all.sort_by(|(_, a), (_, b)| a.cmp(b));
     let trees: Vec<OwnedFd> = all.iter().map(|(from, _)| take(from)).collect::<Result<_>>()?;
     unmount_foreign_mounts(jobs)?;
-    hide(&volume.root).with_context(|| format!("cannot cover the volumes in {}", volume.root.display()))?;
+    // A shared file system that is not mounted hides itself.
+    let shared = volume.shared_root.iter().filter(|root| root.exists());
+    for root in std::iter::once(&volume.root).chain(shared) {
+        hide(root).with_context(|| format!("cannot cover the volumes in {}", root.display()))?;
+    }
     let mut places = MountLocations { scratch, covered: Vec::new(), devices: BTreeSet::new() };
     for (tree, (_, place)) in trees.iter().zip(all) {
         let with_context = |e: Error| e.context(format!("cannot mount at {}", place.display()));

@@ -105,7 +105,7 @@ impl CacheHome {
         let saved = state.manifest.as_ref().map(|_| DateTime::from_timestamp_nanos(state.since));
         Ok(HomeReport {
             node: node.id,
-            host: fs::read_to_string(HOST_NAME_FILE).unwrap_or_default().trim().to_owned(),
+            host: host_name(),
             manifest: state.manifest,
             saved,
             unsaved_since: state.unsaved_since.map(DateTime::from_timestamp_nanos),
@@ -135,6 +135,11 @@ fn unsaved_message(report: &HomeReport, now: DateTime<Utc>) -> Option<String> {
     Some(format!(
         "the node {host} has changes that are not saved, the first {since} old (a job {used} there {reported} ago)"
     ))
+}
+
+/// The name of this machine. Touches no disk.
+pub fn host_name() -> String {
+    fs::read_to_string(HOST_NAME_FILE).unwrap_or_default().trim().to_owned()
 }
 
 fn now() -> DateTime<Utc> {
