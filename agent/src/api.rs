@@ -17,6 +17,7 @@ pub mod publication;
 pub mod saving;
 pub mod socket;
 mod training;
+pub mod training_cache;
 
 use std::path::{Path, PathBuf};
 

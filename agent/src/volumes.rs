@@ -141,6 +141,16 @@ impl Volumes {
         }
     }
 
+    /// The homes of all tenants on this node, with their tenants; none of those that nodes share. Touches the local disk.
+    pub fn own_homes(&self) -> Vec<(String, CacheHome)> {
+        let tenants = subdirectories(&self.config.dir);
+        let names = tenants.iter().filter_map(|tenant| tenant.file_name()?.to_str());
+        let homes = names.flat_map(|tenant| {
+            CacheHome::all(&self.config.dir, tenant).into_iter().map(|home| (tenant.to_owned(), home))
+        });
+        homes.collect()
+    }
+
     /// The volume of the job `id` of `tenant`, which may not exist.
     pub fn of_job(&self, tenant: &str, id: &str) -> JobVolume {
         let tenant = self.config.dir.join(tenant);

@@ -1,7 +1,7 @@
-//! Locality: labels of a node that say which snapshots it has whole, which pods may prefer; and the taint that keeps pods away
-//! until the node can serve them.
+//! Locality: labels of a node that say which snapshots it has whole, and which training caches, which pods may prefer; and the
+//! taint that keeps pods away until the node can serve them.
 //!
-//! Each turn compares the node with the agent's cache, and patches what differs, so nothing is to be remembered.
+//! Each turn compares the node with what the agent has, and patches what differs, so nothing is to be remembered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,6 +11,7 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::Uri;
 use bdnfs_agent::api::cache::CacheSummary;
 use bdnfs_agent::api::client::Client;
+use bdnfs_agent::api::training_cache::TrainingCacheList;
 use bdnfs_agent::text;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -21,7 +22,8 @@ use crate::api_server::{ApiServer, ApiServerConfig};
 const LABEL_PREFIX: &str = "bdnfs.io/has-";
 /// How many hexadecimal digits of a digest follow it. Two sources that share them cost a pod nothing but a worse node.
 const KEY_DIGITS: usize = 16;
-/// How many labels a node has at most: those of the snapshots that were used last. Each is in memory wherever nodes are watched.
+/// How many labels a node has at most for snapshots, and likewise for training caches: of those that were used last. Each is in
+/// memory wherever nodes are watched.
 const MAX_LABELS: usize = 64;
 /// The taint that a node may start with.
 const NOT_READY_TAINT: &str = "bdnfs.io/agent-not-ready";
@@ -39,7 +41,8 @@ pub struct LocalityConfig {
     pub interval: Duration,
 }
 
-/// The label of nodes that have a snapshot of a source whole, by the source's [identity](Uri::identity). Revisions of the Hub
+/// The label of nodes that have a snapshot of a source whole, by the source's [identity](Uri::identity), or the home of a training
+/// cache, by the name of its source. Revisions of the Hub
 /// share it: a branch moves, and most of its blobs stay. Each tenant has labels of its own, since it shares no data.
 pub fn source_label(tenant: &str, identity: &str) -> String {
     let (uri, endpoint) = identity.split_once(" at ").map_or((identity, None), |(uri, at)| (uri, Some(at)));
@@ -85,15 +88,15 @@ impl NodePatcher {
 
     /// Patches labels that differ, and returns whether pods can be served.
     async fn patch(&self) -> Result<bool> {
-        let summary = match self.agent.cache().await {
-            Ok(summary) => summary,
+        let (summary, caches) = match tokio::try_join!(self.agent.cache(), self.agent.training_caches()) {
+            Ok(content) => content,
             Err(error) if error.is_gone() => return Ok(false),
             Err(error) => return Err(Error::new(Kind::Unavailable, error.to_string())),
         };
         let path = format!("/api/v1/nodes/{}", self.node);
         let node = self.server.get(&path).await?;
         let mut patch = json!({});
-        let labels = label_changes(&node, &labels(&summary));
+        let labels = label_changes(&node, &labels(&summary, &caches));
         if !labels.is_empty() {
             patch["metadata"]["labels"] = json!(labels);
         }
@@ -125,20 +128,23 @@ impl NodePatcher {
     }
 }
 
-/// The labels of what a cache has whole.
-fn labels(summary: &CacheSummary) -> BTreeSet<String> {
+/// The labels of what a cache has whole, and of training caches.
+fn labels(summary: &CacheSummary, caches: &TrainingCacheList) -> BTreeSet<String> {
     let is_whole = |files: u64, local: u64| files > 0 && local == files;
     let mut whole: Vec<_> =
         summary.snapshots.iter().filter(|one| is_whole(one.files, one.files_local)).collect();
     whole.sort_by_key(|one| std::cmp::Reverse(one.used_at));
-    let mut labels = BTreeSet::new();
-    for snapshot in whole {
-        if labels.len() == MAX_LABELS {
-            break;
-        }
-        labels.insert(source_label(&snapshot.tenant, &snapshot.source));
-    }
-    labels
+    let whole = whole.into_iter().map(|one| source_label(&one.tenant, &one.source));
+    let mut homes: Vec<_> = caches.caches.iter().collect();
+    homes.sort_by_key(|one| std::cmp::Reverse(one.used_at));
+    let homes = homes.into_iter().map(|one| source_label(&one.tenant, &one.source));
+    first(whole).chain(first(homes)).collect()
+}
+
+/// The first different labels, as many as may be.
+fn first(labels: impl Iterator<Item = String>) -> impl Iterator<Item = String> {
+    let mut known = BTreeSet::new();
+    labels.filter(move |label| known.insert(label.clone())).take(MAX_LABELS)
 }
 
 /// The changes to a node's labels: `None` for those that go.
@@ -154,6 +160,8 @@ fn label_changes(node: &Value, wanted: &BTreeSet<String>) -> BTreeMap<String, Op
 
 #[cfg(test)]
 mod tests {
+    use bdnfs_agent::api::training_cache::TrainingCacheStatus;
+
     use super::*;
 
     fn summary(snapshots: &[(&str, u64, i64)]) -> CacheSummary {
@@ -183,13 +191,21 @@ mod tests {
     }
 
     #[test]
-    fn node_labels_are_of_the_newest_complete_snapshots() {
+    fn node_labels_are_of_the_newest_complete_snapshots_and_training_caches() {
         let sources: Vec<_> = (0..70).map(|number| format!("s3://b/{number}")).collect();
         let mut snapshots: Vec<_> =
             sources.iter().zip(0..).map(|(source, used_at)| (source.as_str(), 2, used_at)).collect();
         snapshots.push(("s3://partial", 1, 100));
-        let labels = labels(&summary(&snapshots));
-        assert_eq!(labels.len(), MAX_LABELS);
+        let cache = |number: i64| TrainingCacheStatus {
+            tenant: "team".into(),
+            source: format!("cache://project/{number}"),
+            used_at: number,
+        };
+        let caches = TrainingCacheList { caches: (0..70).map(cache).collect() };
+        let labels = labels(&summary(&snapshots), &caches);
+        assert_eq!(labels.len(), 2 * MAX_LABELS);
+        assert!(labels.contains(&source_label("team", "cache://project/69")));
+        assert!(!labels.contains(&source_label("team", "cache://project/0")));
         assert!(labels.contains(&source_label("team", "s3://b/69")));
         assert!(!labels.contains(&source_label("team", "s3://b/0")));
         assert!(!labels.contains(&source_label("team", "s3://partial")));

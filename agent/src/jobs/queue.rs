@@ -147,6 +147,11 @@ impl JobQueue {
         Ok(job)
     }
 
+    /// The volumes of the node.
+    pub fn volumes(&self) -> &Volumes {
+        &self.volumes
+    }
+
     /// The stores that are searched for the secrets of a job's environment.
     pub(super) fn secret_stores(&self, request: &JobRequest) -> Vec<SecretStore> {
         request.secrets.iter().chain(&self.mounts.mounter().defaults.secrets).cloned().collect()

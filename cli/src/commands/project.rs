@@ -14,6 +14,7 @@ use crate::mirror::MirrorArgs;
 use crate::runtime;
 
 mod forget;
+mod key;
 mod ls;
 mod rm;
 mod save;
@@ -38,6 +39,8 @@ enum ProjectCommand {
     Show(show::ProjectShowArgs),
     /// Save a cache in a mirror
     Save(save::ProjectSaveArgs),
+    /// Print the affinity of pods that prefer nodes which have a cache, for `bdnfs csi --locality`
+    Key(key::ProjectKeyArgs),
     /// Give up the unsaved changes of a node that is gone
     Forget(forget::ProjectForgetArgs),
     /// Remove a cache from this node, and what a mirror has of it
@@ -131,6 +134,7 @@ impl CacheMirrorArgs {
 pub fn run(args: ProjectCommandArgs) -> Result<()> {
     match args.command {
         ProjectCommand::Ls(args) => ls::run(&args),
+        ProjectCommand::Key(args) => key::run(&args),
         ProjectCommand::Summarize(args) => summarize::run(&args),
         ProjectCommand::Show(args) => runtime::block_on_threads(show::run(args)),
         ProjectCommand::Forget(args) => runtime::block_on_threads(forget::run(args)),

@@ -167,6 +167,11 @@ fn volumes(api: &mut OpenApi, agent: &AgentProcess, targets: &Path) {
     api.ask(agent, "GET", "/v1/volumes", "", "");
     let status = api.ask(agent, "GET", "/v1/status", "", "").json();
     assert_eq!(status["volumes"][0]["key"], "one");
+    let caches = api.ask(agent, "GET", "/v1/training-caches", "", "").json();
+    assert_eq!(
+        (&caches["caches"][0]["tenant"], &caches["caches"][0]["source"]),
+        (&json!("alice"), &json!("cache://project/p"))
+    );
     request["project"] = json!("q");
     api.fails(agent, ("PUT", route, "one"), &request.to_string(), 409);
     api.fails(agent, ("PUT", route, "other"), &request.to_string(), 409);
