@@ -1,18 +1,23 @@
 //! Single objects of the store beneath a mirror: get, put, create, delete, head, list; and its errors as the engine's.
 
+use std::fs::File;
 use std::io;
+use std::path::PathBuf;
 
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::Path;
-use object_store::{GetOptions, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{GetOptions, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
+use rustix::fs::{FlockOperation, flock};
 
 use super::Mirror;
+use super::keys::FORMAT_FILE;
 use super::lease::MirrorLease;
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{code_of, explain_transport};
+use crate::task::blocking;
 
 /// The largest object that is taken into memory whole. Records are the largest: 40 bytes for each MiB of a blob.
 const MAX_OBJECT_BYTES: u64 = 512 << 20;
@@ -23,6 +28,8 @@ pub(super) struct StoredObject {
     pub bytes: Bytes,
     /// When it was written, by the store's clock.
     pub written: DateTime<Utc>,
+    /// Its version, on which its replacement can be conditional.
+    pub version: UpdateVersion,
 }
 
 impl Mirror {
@@ -36,9 +43,10 @@ impl Mirror {
         if got.meta.size > MAX_OBJECT_BYTES {
             return Err(super::damaged(self.url_of(key), format!("it has {} bytes", got.meta.size)));
         }
-        let written = got.meta.last_modified;
+        let (written, e_tag) = (got.meta.last_modified, got.meta.e_tag.clone());
+        let version = UpdateVersion { e_tag, version: got.meta.version.clone() };
         let bytes = got.bytes().await.map_err(|e| self.failure("read", key, &e))?;
-        Ok(Some(StoredObject { bytes, written }))
+        Ok(Some(StoredObject { bytes, written, version }))
     }
 
     /// Writes the object at `key`, in place of one that may be there.
@@ -70,8 +78,41 @@ impl Mirror {
             Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
                 Ok(false)
             }
-            // 501, as S3's errors have it.
-            Err(e) if root_cause(&e).contains("NotImplemented") => Err(self.no_conditional_writes(key)),
+            Err(e) if is_not_implemented(&e) => Err(self.no_conditional_writes(key)),
+            Err(e) => Err(self.failure("write", key, &e)),
+        }
+    }
+
+    /// Writes the object at `key` in place of the version that was read `before`, or where there was none; false when there is
+    /// another one by now. Of services that know no If-Match, the last of several writers wins, as in an exclusive mirror, which has
+    /// one at a time.
+    pub(super) async fn replace(
+        &self,
+        key: &Path,
+        payload: PutPayload,
+        before: Option<UpdateVersion>,
+    ) -> Result<bool> {
+        let before = match before {
+            None => return self.create(key, payload, None).await,
+            Some(before) if self.is_exclusive() || before.e_tag.is_none() => {
+                return self.put(key, payload).await.map(|()| true);
+            }
+            Some(before) => before,
+        };
+        if let Some(root) = &self.local {
+            let _lock = lock_directory(root.join(FORMAT_FILE)).await?;
+            let now = self.get(key).await?;
+            let is_same = now.is_some_and(|now| now.version.e_tag == before.e_tag);
+            return if is_same { self.put(key, payload).await.map(|()| true) } else { Ok(false) };
+        }
+        match self.store.objects.put_opts(key, payload.clone(), PutMode::Update(before).into()).await {
+            Ok(_) => Ok(true),
+            Err(
+                object_store::Error::Precondition { .. }
+                | object_store::Error::AlreadyExists { .. }
+                | object_store::Error::NotFound { .. },
+            ) => Ok(false),
+            Err(e) if is_not_implemented(&e) => self.put(key, payload).await.map(|()| true),
             Err(e) => Err(self.failure("write", key, &e)),
         }
     }
@@ -187,6 +228,24 @@ const STATUS_MESSAGE_PREFIX: &str = "Server returned non-2xx status code: ";
 
 /// The text that `object_store` puts before what it cannot read, and why: with names of its types, and with the response.
 const UNREADABLE_MESSAGE_PREFIX: &str = "Got invalid ";
+
+/// Whether the service does not know what it was asked for: 501, as S3's errors have it.
+fn is_not_implemented(error: &object_store::Error) -> bool {
+    root_cause(error).contains("NotImplemented")
+}
+
+/// Locks a mirror in a local directory by its file `path`, which is there once anything is, for one who replaces an object: the
+/// file system replaces none on a condition.
+async fn lock_directory(path: PathBuf) -> Result<File> {
+    blocking(move || {
+        let failed = |error: io::Error| Error::disk(format!("cannot lock {}", path.display()), error);
+        // On NFS, an exclusive lock needs a file that is open for writing.
+        let file = File::options().read(true).write(true).open(&path).map_err(failed)?;
+        flock(&file, FlockOperation::LockExclusive).map_err(|e| failed(e.into()))?;
+        Ok(file)
+    })
+    .await
+}
 
 /// The text of the innermost cause of an error, without the layers that passed it on.
 pub(super) fn root_cause(error: &object_store::Error) -> String {
