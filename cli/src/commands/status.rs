@@ -223,9 +223,7 @@ fn format_report(report: &StatusReport) -> String {
         out.push_str(&text::table(&rows, &[]));
     }
     if !report.unsaved.is_empty() {
-        let head = ["UNSAVED", "TENANT", "SIZE", "DIRECTORY", "REASON"].map(str::to_owned).to_vec();
-        let rows: Vec<_> = std::iter::once(head).chain(report.unsaved.iter().map(unsaved_row)).collect();
-        out.push_str(&text::table(&rows, &[2]));
+        out.push_str(&unsaved_table(&report.unsaved));
     }
     for agent in &report.agents {
         out.push_str(&format_usage(agent));
@@ -271,6 +269,12 @@ fn volume_row(one: &ContainerVolumeStatus) -> Vec<String> {
     let of_job = one.id.as_ref().map_or_else(String::new, |id| format!("@{id}"));
     let (kind, project, state) = (one.kind, &one.project, format!("{}: {}", one.state, one.message));
     vec![kind.to_string(), consumer, format!("{project}{of_job}"), path, state]
+}
+
+/// A table of directories with checkpoints that could not be saved.
+pub fn unsaved_table(unsaved: &[UnsavedDirectory]) -> String {
+    let head = ["UNSAVED", "TENANT", "SIZE", "DIRECTORY", "REASON"].map(str::to_owned).to_vec();
+    text::table(&std::iter::once(head).chain(unsaved.iter().map(unsaved_row)).collect::<Vec<_>>(), &[2])
 }
 
 fn unsaved_row(one: &UnsavedDirectory) -> Vec<String> {
