@@ -17,7 +17,7 @@ pub mod publication;
 pub mod saving;
 pub mod socket;
 mod training;
-pub mod training_cache;
+pub mod training_cache_list;
 
 use std::path::{Path, PathBuf};
 

@@ -80,8 +80,8 @@ impl Volumes {
         {
             let (shared, dir, cache) = (shared.display(), dir.display(), cache.display());
             let text = format!(
-                "the directory of projects {shared} must lie neither in the directory of volumes {dir} nor in the cache {cache}, nor \
-                 they in it; choose another with [projects] dir"
+                "the directory of projects {shared} must lie neither in the directory of volumes {dir} nor in the cache {cache}, \
+                 nor they in it; choose another with [projects] dir"
             );
             return Err(Error::new(Kind::Invalid, text));
         }
@@ -161,7 +161,7 @@ impl Volumes {
         }
     }
 
-    /// Whether nothing lies in their directory, or the shared one is not there, as where its disk is not mounted. Touches the disks.
+    /// Whether nothing lies in their directory, or the shared one is not there, as where a disk is not mounted. Touches the disks.
     pub fn is_empty(&self) -> bool {
         fs::read_dir(&self.config.dir).map_or(true, |mut entries| entries.next().is_none())
             || self.shared_directory().is_some_and(|shared| !shared.is_dir())

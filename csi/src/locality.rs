@@ -11,7 +11,7 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::Uri;
 use bdnfs_agent::api::cache::CacheSummary;
 use bdnfs_agent::api::client::Client;
-use bdnfs_agent::api::training_cache::TrainingCacheList;
+use bdnfs_agent::api::training_cache_list::TrainingCacheList;
 use bdnfs_agent::text;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -160,7 +160,7 @@ fn label_changes(node: &Value, wanted: &BTreeSet<String>) -> BTreeMap<String, Op
 
 #[cfg(test)]
 mod tests {
-    use bdnfs_agent::api::training_cache::TrainingCacheStatus;
+    use bdnfs_agent::api::training_cache_list::TrainingCacheStatus;
 
     use super::*;
 

@@ -13,7 +13,7 @@ use object_store::{GetOptions, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, 
 use rustix::fs::{FlockOperation, flock};
 
 use super::Mirror;
-use super::keys::FORMAT_FILE;
+use super::keys::FORMAT_OBJECT;
 use super::lease::MirrorLease;
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{code_of, explain_transport};
@@ -84,8 +84,8 @@ impl Mirror {
     }
 
     /// Writes the object at `key` in place of the version that was read `before`, or where there was none; false when there is
-    /// another one by now. Of services that know no If-Match, the last of several writers wins, as in an exclusive mirror, which has
-    /// one at a time.
+    /// another one by now. Where a service knows no If-Match, the last of several writers wins; an exclusive mirror has one at a
+    /// time.
     pub(super) async fn replace(
         &self,
         key: &Path,
@@ -100,7 +100,7 @@ impl Mirror {
             Some(before) => before,
         };
         if let Some(root) = &self.local {
-            let _lock = lock_directory(root.join(FORMAT_FILE)).await?;
+            let _lock = lock_directory(root.join(FORMAT_OBJECT)).await?;
             let now = self.get(key).await?;
             let is_same = now.is_some_and(|now| now.version.e_tag == before.e_tag);
             return if is_same { self.put(key, payload).await.map(|()| true) } else { Ok(false) };

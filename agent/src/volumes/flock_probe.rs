@@ -105,8 +105,8 @@ pub async fn watch(volumes: Arc<Volumes>) {
 fn fault(shared: &Path, host: &str) -> String {
     format!(
         "locks (flock) on {} do not hold between nodes: this one got a lock that {host} has; programs that rely on them, such as \
-         huggingface_hub, damage files that several nodes write. Mount it with such locks (Lustre: -o flock; NFS: without nolock and \
-         local_lock)",
+         huggingface_hub, damage files that several nodes write. Mount it with such locks (Lustre: -o flock; NFS: without nolock \
+         and local_lock)",
         shared.display()
     )
 }

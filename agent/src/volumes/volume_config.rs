@@ -18,7 +18,7 @@ const DEFAULT_SAVE_GIVE_UP_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
 pub struct VolumeConfig {
     /// The directory of all volumes, absolute.
     pub dir: PathBuf,
-    /// The directory of the homes of training caches on a file system that other nodes have, too, absolute; they are not saved then.
+    /// The directory of training caches on a file system that other nodes have, too, absolute; they are not saved then.
     pub shared_dir: Option<PathBuf>,
     /// The most that the scratch directory of a job may occupy, in bytes.
     pub scratch_limit: Option<u64>,

@@ -278,9 +278,8 @@ pub fn unsaved_table(unsaved: &[UnsavedDirectory]) -> String {
 }
 
 fn unsaved_row(one: &UnsavedDirectory) -> Vec<String> {
-    let UnsavedDirectory { tenant, id, directory, bytes, why } = one;
-    let why = why.clone().unwrap_or_else(|| "-".to_owned());
-    vec![id.clone(), tenant.clone(), text::size(*bytes), directory.display().to_string(), why]
+    let why = one.why.clone().unwrap_or_else(|| "-".to_owned());
+    vec![one.id.clone(), one.tenant.clone(), text::size(one.bytes), one.directory.display().to_string(), why]
 }
 
 fn format_usage(agent: &AgentInfo) -> String {

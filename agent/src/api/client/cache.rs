@@ -4,7 +4,7 @@ use hyper::Method;
 
 use super::{Client, ClientError};
 use crate::api::cache::{CacheSummary, EvictReport, PinReport, SnapshotSelection, VerifyReport};
-use crate::api::training_cache::TrainingCacheList;
+use crate::api::training_cache_list::TrainingCacheList;
 
 impl Client {
     /// The training caches whose homes lie on the agent's node.

@@ -9,7 +9,7 @@ use chrono::{TimeDelta, Utc};
 
 use super::{Answer, Routes};
 use crate::agent::Agent;
-use crate::api::training_cache::{TrainingCacheList, TrainingCacheStatus};
+use crate::api::training_cache_list::{TrainingCacheList, TrainingCacheStatus};
 
 /// The routes.
 pub fn routes() -> Routes {
