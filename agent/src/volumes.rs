@@ -327,7 +327,6 @@ pub(crate) mod tests {
 
     #[test]
     fn volumes_in_the_cache_or_around_it_are_refused() {
-        let home = tempfile::tempdir().unwrap();
         let own = ["volumes", "shared", "cache"];
         for [dir, shared, cache] in [
             ["cache/volumes", "shared", "cache"],
@@ -337,6 +336,7 @@ pub(crate) mod tests {
             ["x/volumes", "x", "cache"],
             own,
         ] {
+            let home = tempfile::tempdir().unwrap();
             let shared_dir = Some(home.path().join(shared));
             let config = VolumeConfig { dir: home.path().join(dir), shared_dir, ..Default::default() };
             if [dir, shared, cache] == own {
