@@ -7,11 +7,13 @@
 mod choice;
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::{Path, PathPart};
 use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
 
 use super::Mirror;
 use super::catalog::{Ref, source_key};
@@ -30,6 +32,8 @@ pub use choice::ChosenCheckpoint;
 const ENTRY_VERSION: u32 = 1;
 /// How often an entry is written when others were faster.
 const ENTRY_ATTEMPT_LIMIT: u32 = 20;
+/// The pause after the first attempt; after later ones it is as many times as long.
+const ENTRY_RETRY_WAIT: Duration = Duration::from_millis(20);
 /// How many entries are read at once.
 const ENTRY_READS_IN_FLIGHT: usize = 32;
 
@@ -82,7 +86,7 @@ impl Mirror {
     /// of the store.
     pub async fn enter_checkpoint(&self, published: SavedCheckpoint) -> Result<SavedCheckpoint> {
         let key = self.entry_key(&published.id);
-        for _ in 0..ENTRY_ATTEMPT_LIMIT {
+        for attempt in 1..=ENTRY_ATTEMPT_LIMIT {
             let stored = self.get(&key).await?;
             let before =
                 match stored.as_ref().map(|stored| self.read_entry(&published.id, stored)).transpose() {
@@ -97,10 +101,10 @@ impl Mirror {
             {
                 saved.previous_complete = None;
             }
-            let before = stored.map(|stored| stored.version);
-            if self.replace(&key, entry_text(&saved)?.into(), before).await? {
+            if self.replace(&key, entry_text(&saved)?.into(), stored).await? {
                 return Ok(saved);
             }
+            sleep(ENTRY_RETRY_WAIT * attempt).await;
         }
         let text = format!("the index entry of {} keeps being replaced; try again", published.id);
         Err(Error::new(Kind::Unavailable, text))

@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
@@ -11,6 +13,8 @@ use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{GetOptions, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use tokio::time::{Instant, sleep};
 
 use super::Mirror;
 use super::keys::FORMAT_OBJECT;
@@ -21,6 +25,10 @@ use crate::task::blocking;
 
 /// The largest object that is taken into memory whole. Records are the largest: 40 bytes for each MiB of a blob.
 const MAX_OBJECT_BYTES: u64 = 512 << 20;
+/// How long a writer waits for the lock of a mirror in a directory, and how often it tries: another holds it while it writes one
+/// small object.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// An object that was read whole.
 pub(super) struct StoredObject {
@@ -83,29 +91,30 @@ impl Mirror {
         }
     }
 
-    /// Writes the object at `key` in place of the version that was read `before`, or where there was none; false when there is
-    /// another one by now. Where a service knows no If-Match, the last of several writers wins; an exclusive mirror has one at a
-    /// time.
+    /// Writes the object at `key` in place of the one that was read `before`, or where there was none; false when there is another
+    /// one by now. Where a service knows no If-Match, or a file system no locks, the last of several writers wins; an exclusive
+    /// mirror has one at a time.
     pub(super) async fn replace(
         &self,
         key: &Path,
         payload: PutPayload,
-        before: Option<UpdateVersion>,
+        before: Option<StoredObject>,
     ) -> Result<bool> {
-        let before = match before {
-            None => return self.create(key, payload, None).await,
-            Some(before) if self.is_exclusive() || before.e_tag.is_none() => {
-                return self.put(key, payload).await.map(|()| true);
-            }
-            Some(before) => before,
-        };
+        let Some(before) = before else { return self.create(key, payload, None).await };
+        if self.is_exclusive() {
+            return self.put(key, payload).await.map(|()| true);
+        }
         if let Some(root) = &self.local {
             let _lock = lock_directory(root.join(FORMAT_OBJECT)).await?;
-            let now = self.get(key).await?;
-            let is_same = now.is_some_and(|now| now.version.e_tag == before.e_tag);
+            // Its version is an inode and a time, both of which its successor may have, too.
+            let is_same = self.get(key).await?.is_some_and(|now| now.bytes == before.bytes);
             return if is_same { self.put(key, payload).await.map(|()| true) } else { Ok(false) };
         }
-        match self.store.objects.put_opts(key, payload.clone(), PutMode::Update(before).into()).await {
+        if before.version.e_tag.is_none() {
+            return self.put(key, payload).await.map(|()| true);
+        }
+        let update = PutMode::Update(before.version);
+        match self.store.objects.put_opts(key, payload.clone(), update.into()).await {
             Ok(_) => Ok(true),
             Err(
                 object_store::Error::Precondition { .. }
@@ -235,16 +244,34 @@ fn is_not_implemented(error: &object_store::Error) -> bool {
 }
 
 /// Locks a mirror in a local directory by its file `path`, which is there once anything is, for one who replaces an object: the
-/// file system replaces none on a condition.
-async fn lock_directory(path: PathBuf) -> Result<File> {
-    blocking(move || {
-        let failed = |error: io::Error| Error::disk(format!("cannot lock {}", path.display()), error);
-        // On NFS, an exclusive lock needs a file that is open for writing.
-        let file = File::options().read(true).write(true).open(&path).map_err(failed)?;
-        flock(&file, FlockOperation::LockExclusive).map_err(|e| failed(e.into()))?;
-        Ok(file)
-    })
-    .await
+/// file system replaces none on a condition. `None` where it knows no locks.
+async fn lock_directory(path: PathBuf) -> Result<Option<Arc<File>>> {
+    let failed =
+        |path: &PathBuf, error: io::Error| Error::disk(format!("cannot lock {}", path.display()), error);
+    let own = path.clone();
+    // On NFS, an exclusive lock needs a file that is open for writing. Another user's may be read only.
+    let open = move || {
+        let file = File::options().read(true).write(true).open(&own).or_else(|_| File::open(&own));
+        file.map(Arc::new).map_err(|e| failed(&own, e))
+    };
+    let file = blocking(open).await?;
+    let deadline = Instant::now() + LOCK_TIMEOUT;
+    loop {
+        let own = Arc::clone(&file);
+        match blocking(move || Ok(flock(&own, FlockOperation::NonBlockingLockExclusive))).await? {
+            Ok(()) => return Ok(Some(file)),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => sleep(LOCK_POLL_INTERVAL).await,
+            Err(Errno::WOULDBLOCK) => {
+                let (path, seconds) = (path.display(), LOCK_TIMEOUT.as_secs());
+                let text =
+                    format!("cannot lock {path}: another writer has held it for {seconds} s; try again");
+                return Err(Error::new(Kind::Unavailable, text));
+            }
+            // The last is NFS's answer for a file that is open for reading.
+            Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK | Errno::BADF) => return Ok(None),
+            Err(error) => return Err(failed(&path, error.into())),
+        }
+    }
 }
 
 /// The text of the innermost cause of an error, without the layers that passed it on.
@@ -254,4 +281,36 @@ pub(super) fn root_cause(error: &object_store::Error) -> String {
         cause = deeper;
     }
     cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::{Access, Uri};
+
+    #[tokio::test(start_paused = true)]
+    async fn replace_in_a_directory_compares_content_and_waits_for_its_lock_a_minute_at_most() {
+        let directory = tempfile::tempdir().expect("directory");
+        let uri = Uri::File(directory.path().to_owned());
+        let mirror = Mirror::open(&uri, &Access::default(), "tenant", std::env::temp_dir()).expect("mirror");
+        let (key, format) = (Path::from("tenant/object"), directory.path().join(FORMAT_OBJECT));
+        std::fs::write(&format, "").expect("written");
+        mirror.put(&key, "one".into()).await.expect("written");
+        let read = async || mirror.get(&key).await.expect("read").expect("written");
+        // The version is the same: an inode is given to the next file, and a clock is coarse.
+        let other = StoredObject { bytes: "two".into(), ..read().await };
+        assert!(!mirror.replace(&key, "three".into(), Some(other)).await.expect("compared"));
+        assert!(mirror.replace(&key, "four".into(), Some(read().await)).await.expect("compared"));
+        assert_eq!(read().await.bytes, "four");
+
+        let held = File::open(&format).expect("opened");
+        flock(&held, FlockOperation::LockExclusive).expect("locked");
+        let error = mirror.replace(&key, "five".into(), Some(read().await)).await.expect_err("locked");
+        assert!(
+            error.kind() == Kind::Unavailable && error.to_string().starts_with("cannot lock "),
+            "{error}"
+        );
+        drop(held);
+        assert!(mirror.replace(&key, "six".into(), Some(read().await)).await.expect("free"));
+    }
 }
