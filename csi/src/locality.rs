@@ -15,6 +15,7 @@ use bdnfs_agent::api::training_cache_list::TrainingCacheList;
 use bdnfs_agent::text;
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use crate::api_server::{ApiServer, ApiServerConfig};
 
@@ -29,6 +30,8 @@ const MAX_LABELS: usize = 64;
 const NOT_READY_TAINT: &str = "bdnfs.io/agent-not-ready";
 /// How often a node that is not ready is checked.
 const NOT_READY_POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// How long the agent may take to list the training caches.
+const TRAINING_CACHES_TIMEOUT: Duration = Duration::from_secs(10);
 /// A JSON merge patch (RFC 7386).
 const MERGE_PATCH: &str = "application/merge-patch+json";
 
@@ -42,8 +45,8 @@ pub struct LocalityConfig {
 }
 
 /// The label of nodes that have a snapshot of a source whole, by the source's [identity](Uri::identity), or the home of a training
-/// cache, by the name of its source. Revisions of the Hub
-/// share it: a branch moves, and most of its blobs stay. Each tenant has labels of its own, since it shares no data.
+/// cache, by the name of its source. Revisions of the Hub share it: a branch moves, and most of its blobs stay. Each tenant has
+/// labels of its own, since it shares no data.
 pub fn source_label(tenant: &str, identity: &str) -> String {
     let (uri, endpoint) = identity.split_once(" at ").map_or((identity, None), |(uri, at)| (uri, Some(at)));
     let uri = match uri.parse() {
@@ -88,15 +91,16 @@ impl NodePatcher {
 
     /// Patches labels that differ, and returns whether pods can be served.
     async fn patch(&self) -> Result<bool> {
-        let (summary, caches) = match tokio::try_join!(self.agent.cache(), self.agent.training_caches()) {
-            Ok(content) => content,
+        let (summary, caches) = tokio::join!(self.agent.cache(), self.training_caches());
+        let summary = match summary {
+            Ok(summary) => summary,
             Err(error) if error.is_gone() => return Ok(false),
             Err(error) => return Err(Error::new(Kind::Unavailable, error.to_string())),
         };
         let path = format!("/api/v1/nodes/{}", self.node);
         let node = self.server.get(&path).await?;
         let mut patch = json!({});
-        let labels = label_changes(&node, &labels(&summary, &caches));
+        let labels = label_changes(&node, &labels(&summary, caches.as_ref()), caches.is_some());
         if !labels.is_empty() {
             patch["metadata"]["labels"] = json!(labels);
         }
@@ -115,6 +119,21 @@ impl NodePatcher {
         Ok(is_registered)
     }
 
+    /// The training caches on the node; `None` where they are not known now, which is no reason to leave the rest undone.
+    async fn training_caches(&self) -> Option<TrainingCacheList> {
+        let known = match timeout(TRAINING_CACHES_TIMEOUT, self.agent.training_caches()).await {
+            // An earlier agent, which does not know them.
+            Ok(Err(error)) if error.is(Kind::NotFound) => {
+                return Some(TrainingCacheList { caches: Vec::new() });
+            }
+            Ok(known) => known.map_err(|error| error.to_string()),
+            Err(_) => {
+                Err(format!("the agent does not list them within {} s", TRAINING_CACHES_TIMEOUT.as_secs()))
+            }
+        };
+        known.inspect_err(|error| tracing::warn!("labels for training caches stay as they are: {error}")).ok()
+    }
+
     /// Whether the kubelet has said that the driver runs here.
     async fn is_registered(&self) -> Result<bool> {
         let csi_node = match self.server.get(&format!("/apis/storage.k8s.io/v1/csinodes/{}", self.node)).await
@@ -128,14 +147,14 @@ impl NodePatcher {
     }
 }
 
-/// The labels of what a cache has whole, and of training caches.
-fn labels(summary: &CacheSummary, caches: &TrainingCacheList) -> BTreeSet<String> {
+/// The labels of what a cache has whole, and of training caches, as far as they are known.
+fn labels(summary: &CacheSummary, caches: Option<&TrainingCacheList>) -> BTreeSet<String> {
     let is_whole = |files: u64, local: u64| files > 0 && local == files;
     let mut whole: Vec<_> =
         summary.snapshots.iter().filter(|one| is_whole(one.files, one.files_local)).collect();
     whole.sort_by_key(|one| std::cmp::Reverse(one.used_at));
     let whole = whole.into_iter().map(|one| source_label(&one.tenant, &one.source));
-    let mut homes: Vec<_> = caches.caches.iter().collect();
+    let mut homes: Vec<_> = caches.into_iter().flat_map(|list| &list.caches).collect();
     homes.sort_by_key(|one| std::cmp::Reverse(one.used_at));
     let homes = homes.into_iter().map(|one| source_label(&one.tenant, &one.source));
     first(whole).chain(first(homes)).collect()
@@ -147,13 +166,18 @@ fn first(labels: impl Iterator<Item = String>) -> impl Iterator<Item = String> {
     labels.filter(move |label| known.insert(label.clone())).take(MAX_LABELS)
 }
 
-/// The changes to a node's labels: `None` for those that go.
-fn label_changes(node: &Value, wanted: &BTreeSet<String>) -> BTreeMap<String, Option<&'static str>> {
+/// The changes to a node's labels: `None` for those that go. Where not all that are wanted are known, none goes: a label does not
+/// tell what it is for.
+fn label_changes(
+    node: &Value,
+    wanted: &BTreeSet<String>,
+    all_known: bool,
+) -> BTreeMap<String, Option<&'static str>> {
     let known: BTreeSet<_> = node["metadata"]["labels"]
         .as_object()
         .map(|labels| labels.keys().filter(|key| key.starts_with(LABEL_PREFIX)).cloned().collect())
         .unwrap_or_default();
-    let gone = known.difference(wanted).map(|key| (key.clone(), None));
+    let gone = known.difference(wanted).filter(|_| all_known).map(|key| (key.clone(), None));
     let new = wanted.difference(&known).map(|key| (key.clone(), Some("true")));
     gone.chain(new).collect()
 }
@@ -202,7 +226,7 @@ mod tests {
             used_at: number,
         };
         let caches = TrainingCacheList { caches: (0..70).map(cache).collect() };
-        let labels = labels(&summary(&snapshots), &caches);
+        let labels = labels(&summary(&snapshots), Some(&caches));
         assert_eq!(labels.len(), 2 * MAX_LABELS);
         assert!(labels.contains(&source_label("team", "cache://project/69")));
         assert!(!labels.contains(&source_label("team", "cache://project/0")));
@@ -212,11 +236,12 @@ mod tests {
     }
 
     #[test]
-    fn label_changes_keep_labels_of_others() {
+    fn label_changes_keep_labels_of_others_and_of_what_is_not_known() {
         let node = json!({"metadata": {"labels": {"bdnfs.io/has-a": "true", "bdnfs.io/has-b": "true", "zone": "1"}}});
         let wanted = ["bdnfs.io/has-b", "bdnfs.io/has-c"].map(str::to_owned).into();
-        let changes = label_changes(&node, &wanted);
+        let changes = label_changes(&node, &wanted, true);
         assert_eq!(json!(changes), json!({"bdnfs.io/has-a": null, "bdnfs.io/has-c": "true"}));
-        assert!(label_changes(&json!({}), &BTreeSet::new()).is_empty());
+        assert_eq!(json!(label_changes(&node, &wanted, false)), json!({"bdnfs.io/has-c": "true"}));
+        assert!(label_changes(&json!({}), &BTreeSet::new(), true).is_empty());
     }
 }
