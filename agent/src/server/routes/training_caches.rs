@@ -18,7 +18,9 @@ pub fn routes() -> Routes {
 
 async fn training_caches(State(agent): State<Arc<Agent>>) -> Answer<TrainingCacheList> {
     let list = move || {
-        let (homes, now) = (agent.jobs().volumes().own_homes(), Utc::now());
+        let (volumes, now) = (agent.jobs().volumes(), Utc::now());
+        // Homes that nodes share lie on none; what is left of earlier ones is not used.
+        let homes = if volumes.shared_directory().is_some() { Vec::new() } else { volumes.own_homes() };
         let status = homes.into_iter().filter_map(|(tenant, home)| {
             let idle = TimeDelta::from_std(home.synced_ago()?).unwrap_or(TimeDelta::MAX);
             let used_at = now.checked_sub_signed(idle).unwrap_or_default().timestamp();
