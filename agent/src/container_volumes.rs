@@ -256,7 +256,7 @@ impl ContainerVolumes {
                 tracing::info!(
                     "published {} of {} ({})",
                     volume.request.kind,
-                    volume.request.project,
+                    volume.request.name,
                     volume.key
                 );
                 volume.set_published();
@@ -307,7 +307,7 @@ impl ContainerVolumes {
         match saved {
             Ok(()) => {
                 let request = &volume.request;
-                tracing::info!("ended {} of {} ({})", request.kind, request.project, volume.key);
+                tracing::info!("ended {} of {} ({})", request.kind, request.name, volume.key);
                 self.forget(&volume).await;
             }
             Err(failure) => volume.set_failed(failure),
@@ -368,7 +368,7 @@ impl ContainerVolumes {
     /// The state of the checkpoints of all volumes, for metrics.
     pub fn savings(&self) -> Vec<SavingScrape> {
         let saving = |volume: &Arc<ContainerVolume>| {
-            let (began, project) = (volume.began.timestamp() as f64, volume.request.project.clone());
+            let (began, project) = (volume.began.timestamp() as f64, volume.request.name.clone());
             Some(SavingScrape { id: volume.request.id.clone()?, project, began, report: volume.report()? })
         };
         self.all().iter().filter_map(saving).collect()
@@ -385,7 +385,7 @@ impl ContainerVolumes {
 }
 
 fn exists(found: &ContainerVolume) -> Failure {
-    let (kind, project) = (found.request.kind, &found.request.project);
-    let message = format!("{kind} of {project} is published as {} already; unpublish it first", found.key);
+    let (kind, name) = (found.request.kind, &found.request.name);
+    let message = format!("{kind} of {name} is published as {} already; unpublish it first", found.key);
     Failure { kind: Failure::EXISTS.to_owned(), message }
 }

@@ -7,11 +7,12 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use bdnfs::checkpoint::{CheckpointId, LOOSE, check_text};
+use bdnfs::checkpoint::{CheckpointId, LOOSE};
 use bdnfs::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 
 use super::saving::SaveReport;
+use crate::volumes::cache_home::CacheScope;
 
 /// How many characters of the id of a container or pod are the id of the job that its checkpoints belong to.
 const JOB_ID_LEN: usize = 8;
@@ -32,7 +33,7 @@ impl ContainerVolumeKind {
     /// All kinds.
     pub const ALL: [Self; 3] = [Self::Checkpoints, Self::ProjectCache, Self::TeamCache];
 
-    /// The attribute of a volume that asks for it, whose value is the name of its owner.
+    /// The attribute of a volume that asks for it, whose value is the name of the project or team.
     pub fn attribute(self) -> &'static str {
         match self {
             Self::Checkpoints => "checkpoints",
@@ -41,11 +42,11 @@ impl ContainerVolumeKind {
         }
     }
 
-    /// The word for who owns its directory: a project, or a team.
-    pub fn owner(self) -> &'static str {
+    /// The scope of its directory: a project or a team.
+    pub fn scope(self) -> CacheScope {
         match self {
-            Self::Checkpoints | Self::ProjectCache => "project",
-            Self::TeamCache => "team",
+            Self::Checkpoints | Self::ProjectCache => CacheScope::Project,
+            Self::TeamCache => CacheScope::Team,
         }
     }
 }
@@ -56,14 +57,15 @@ impl fmt::Display for ContainerVolumeKind {
     }
 }
 
-/// A directory of a project or a team, and where a container, pod or task is to see it. All but kind and project may be left out.
+/// A directory of a project or a team, and where a container, pod or task is to see it. All but kind and name may be left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ContainerVolumeRequest {
     /// The kind of volume.
     pub kind: ContainerVolumeKind,
-    /// The project; of a team's cache the team.
-    pub project: String,
+    /// The name of the project or team. Written as earlier versions read it.
+    #[serde(rename(serialize = "project"), alias = "project")]
+    pub name: String,
     /// The id of the job that checkpoints belong to; they need one.
     #[serde(default)]
     pub id: Option<String>,
@@ -92,11 +94,11 @@ impl ContainerVolumeRequest {
         let invalid = |text: String| Err(Error::new(Kind::Invalid, text));
         let checked = match (kind, &self.id) {
             (ContainerVolumeKind::Checkpoints, Some(id)) => {
-                CheckpointId::new(&self.project, id, LOOSE, 0).map(drop)
+                CheckpointId::new(&self.name, id, LOOSE, 0).map(drop)
             }
             (ContainerVolumeKind::Checkpoints, None) => invalid("the id of a job is missing".into()),
             (_, Some(_)) => return invalid(format!("id: cannot be used with {kind}")),
-            (_, None) => check_text(&format!("the name of a {}", kind.owner()), &self.project),
+            (_, None) => kind.scope().check_name(&self.name),
         };
         checked.map_err(|e| e.context(kind.to_string()))
     }
@@ -131,8 +133,9 @@ pub struct ContainerVolumeStatus {
     pub key: String,
     /// The kind of volume.
     pub kind: ContainerVolumeKind,
-    /// The project; of a team's cache the team.
-    pub project: String,
+    /// The name of the project or team. Earlier versions wrote another key.
+    #[serde(alias = "project")]
+    pub name: String,
     /// The id of the job that its checkpoints belong to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
@@ -180,19 +183,23 @@ mod tests {
     #[test]
     fn volume_request_with_an_unknown_key_or_kind_is_refused_by_name() {
         let parse = |text: &str| serde_json::from_str::<ContainerVolumeRequest>(text);
-        assert!(!parse(r#"{"kind": "projectCache", "project": "p"}"#).expect("enough").trusted);
+        assert!(!parse(r#"{"kind": "projectCache", "name": "p"}"#).expect("enough").trusted);
+        // What earlier versions wrote, and read.
+        let written =
+            serde_json::to_string(&parse(r#"{"kind": "teamCache", "project": "t"}"#).expect("enough"));
+        assert!(written.expect("JSON").contains(r#""project":"t""#));
         for (text, words) in [
-            (r#"{"kind": "teamCache", "project": ""}"#, "teamCache: the name of a team is empty"),
-            (r#"{"kind": "teamCache", "project": "t", "id": "x"}"#, "id: cannot be used with teamCache"),
-            (r#"{"kind": "checkpoints", "project": "p"}"#, "checkpoints: the id of a job is missing"),
-            (r#"{"kind": "checkpoints", "project": "p", "id": "../x"}"#, "checkpoints: bad job ID"),
+            (r#"{"kind": "teamCache", "name": ""}"#, "teamCache: the name of a team is empty"),
+            (r#"{"kind": "teamCache", "name": "t", "id": "x"}"#, "id: cannot be used with teamCache"),
+            (r#"{"kind": "checkpoints", "name": "p"}"#, "checkpoints: the id of a job is missing"),
+            (r#"{"kind": "checkpoints", "name": "p", "id": "../x"}"#, "checkpoints: bad job ID"),
         ] {
             let error = parse(text).expect("a request").check().expect_err(words).to_string();
             assert!(error.starts_with(words), "{error}");
         }
         for (text, word) in [
-            (r#"{"kind": "checkpoints", "project": "p", "dir": "/"}"#, "dir"),
-            (r#"{"kind": "scratch", "project": "p"}"#, "scratch"),
+            (r#"{"kind": "checkpoints", "name": "p", "dir": "/"}"#, "dir"),
+            (r#"{"kind": "scratch", "name": "p"}"#, "scratch"),
         ] {
             assert!(parse(text).expect_err(word).to_string().contains(word));
         }

@@ -16,7 +16,7 @@ use crate::api::saving::{CheckpointState, SaveReport};
 use crate::api::{ApiResult, Failure};
 use crate::publications::bind::BindTarget;
 use crate::text;
-use crate::volumes::cache_home::{CacheHome, CacheScope};
+use crate::volumes::cache_home::CacheHome;
 use crate::volumes::{JobVolume, Volumes};
 
 /// The record of a volume: what the next agent goes on with.
@@ -49,11 +49,8 @@ impl WritableDirectory {
             ContainerVolumeKind::Checkpoints => {
                 Self::Checkpoints(volumes.of_job(tenant, request.id.as_deref().unwrap_or_default()))
             }
-            ContainerVolumeKind::ProjectCache => {
-                Self::Cache(volumes.cache_home(tenant, CacheScope::Project, &request.project))
-            }
-            ContainerVolumeKind::TeamCache => {
-                Self::Cache(volumes.cache_home(tenant, CacheScope::Team, &request.project))
+            ContainerVolumeKind::ProjectCache | ContainerVolumeKind::TeamCache => {
+                Self::Cache(volumes.cache_home(tenant, request.kind.scope(), &request.name))
             }
         }
     }
@@ -260,15 +257,15 @@ impl ContainerVolume {
             (ContainerVolumeStep::Failed(failure), _) => failure.message.clone(),
             (_, Some(report)) => saving_message(report),
             _ => {
-                let (kind, name) = (self.request.kind, &self.request.project);
-                format!("{kind} of the {} {name}", kind.owner())
+                let (kind, name) = (self.request.kind, &self.request.name);
+                format!("{kind} of the {} {name}", kind.scope().as_str())
             }
         };
         let is_published = ended.is_none() && matches!(step, ContainerVolumeStep::Published);
         ContainerVolumeStatus {
             key: self.key.clone(),
             kind: self.request.kind,
-            project: self.request.project.clone(),
+            name: self.request.name.clone(),
             id: self.request.id.clone(),
             tenant: self.tenant.clone(),
             consumer: self.request.consumer.clone(),

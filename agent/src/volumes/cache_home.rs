@@ -15,6 +15,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use bdnfs::checkpoint::check_text;
 use bdnfs::checkpoint::encoded_name::{decode, encode};
 use bdnfs::error::{Error, Kind, Result};
 use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_NOW};
@@ -47,6 +48,14 @@ impl CacheScope {
             Self::Project => "project",
             Self::Team => "team",
         }
+    }
+
+    /// Refuses a name that no project or team can have.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`].
+    pub fn check_name(self, name: &str) -> Result<()> {
+        check_text(&format!("the name of a {}", self.as_str()), name)
     }
 
     /// The settings that limit its caches.

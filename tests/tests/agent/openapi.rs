@@ -157,7 +157,7 @@ fn publications(api: &mut OpenApi, agent: &AgentProcess, machine: &Machine, targ
 fn volumes(api: &mut OpenApi, agent: &AgentProcess, targets: &Path) {
     let (route, target) = ("/v1/volumes/{key}", targets.join("cache"));
     let mut request = json!({
-        "kind": "projectCache", "project": "p", "id": null, "tenant": "alice", "target": place(&target),
+        "kind": "projectCache", "name": "p", "id": null, "tenant": "alice", "target": place(&target),
         "holder": "pod default/a", "trusted": true,
     });
     let published = api.ask(agent, "PUT", route, "one", &request.to_string()).json();
@@ -172,7 +172,7 @@ fn volumes(api: &mut OpenApi, agent: &AgentProcess, targets: &Path) {
         (&caches["caches"][0]["tenant"], &caches["caches"][0]["source"]),
         (&json!("alice"), &json!("cache://project/p"))
     );
-    request["project"] = json!("q");
+    request["name"] = json!("q");
     api.fails(agent, ("PUT", route, "one"), &request.to_string(), 409);
     api.fails(agent, ("PUT", route, "other"), &request.to_string(), 409);
     request["trusted"] = json!(false);

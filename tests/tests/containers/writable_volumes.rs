@@ -198,7 +198,7 @@ fn written_volume_of_a_team_is_its_training_cache() {
 #[test]
 fn container_writing_to_a_disk_that_the_cache_has_filled_has_data_evicted() {
     let Some(filled) = FilledDisk::new() else { return };
-    let request = json!({"kind": "projectCache", "project": "p", "trusted": true}).to_string();
+    let request = json!({"kind": "projectCache", "name": "p", "trusted": true}).to_string();
     let volume = filled.agent.ask("PUT", "/v1/volumes/cache", &request).json();
     let path = Path::new(volume["path"].as_str().unwrap());
     fs::write(path.join("first"), vec![1; 40_000_000]).unwrap();

@@ -297,6 +297,8 @@ fn job_whose_mirror_stays_away_fails_naming_the_directory() {
     assert!(listed.contains(text(&directory)), "{listed}");
     assert!(!checkpoint(&["ls", "--job", "pushed"]).contains("UNSAVED"), "it is another job's");
     assert!(!checkpoint(&["ls", "-o", "csv"]).contains("UNSAVED"), "that is truss's");
+    let of_another = ["checkpoint", "ls", "--project", "q", "--mirror", &url];
+    assert!(!saving.machine.run(&of_another).succeeds().contains("UNSAVED"), "it is another project's");
 }
 
 #[test]

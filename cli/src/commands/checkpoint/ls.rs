@@ -133,13 +133,24 @@ pub async fn run(args: CheckpointListArgs) -> Result<()> {
     bail!("{} damaged", text::count(damaged.len() as u64, "index entry"))
 }
 
-/// The directories with checkpoints that could not be saved, of the tenant and the job that are named, as the agent of this node
-/// lists them: none where there is no agent.
+/// The directories with checkpoints that could not be saved, of the tenant, the project and the job that are named, as the agent of
+/// this node lists them: none where there is no agent. One whose project is not known is listed with any.
 async fn unsaved_directories(target: &CheckpointMirrorArgs) -> Result<Vec<UnsavedDirectory>> {
     let agents = agents::query(socket::well_known().into_iter().collect()).await?;
-    let mut unsaved: Vec<_> = agents.into_values().flatten().flat_map(|status| status.unsaved).collect();
+    let mut unsaved = Vec::new();
+    for status in agents.into_values() {
+        match status {
+            Ok(status) => unsaved.extend(status.unsaved),
+            Err(error) => eprintln!("bdnfs: cannot list what this node keeps: {error}"),
+        }
+    }
     let tenant = target.mirror.tenant().unwrap_or(DEFAULT_TENANT);
-    unsaved.retain(|one| one.tenant == tenant && target.job.as_ref().is_none_or(|job| one.id == *job));
+    let is_of =
+        |named: Option<&String>, own: Option<&String>| named.is_none() || own.is_none() || named == own;
+    unsaved.retain(|one: &UnsavedDirectory| {
+        let is_of_project = is_of(target.project.as_ref(), one.project.as_ref());
+        one.tenant == tenant && is_of_project && is_of(target.job.as_ref(), Some(&one.id))
+    });
     Ok(unsaved)
 }
 
