@@ -192,9 +192,9 @@ impl ContainerVolumes {
             return Err(saver::no_mirror());
         }
         let target = request.target.as_ref().map(|target| BindTarget::locate(target, &self.targets));
-        let directory = WritableDirectory::new(&self.volumes, &tenant, &request);
-        let record =
-            ContainerVolumeRecord { request, boot: self.boot.clone(), began: Utc::now(), ended: None };
+        let boot = self.boot.clone();
+        let record = ContainerVolumeRecord { request, boot, began: Utc::now(), ended: None, volumes: None };
+        let directory = WritableDirectory::new(&self.volumes, &tenant, &record);
         Ok(ContainerVolume::new(key, record, tenant, target.transpose()?, directory))
     }
 
@@ -215,9 +215,9 @@ impl ContainerVolumes {
     /// Makes the directory and binds it; of one that fails nothing is left.
     async fn prepare(self: &Arc<Self>, volume: &Arc<ContainerVolume>) {
         let prepared = async {
-            let lock = match volume.directory.clone() {
+            let locks = match volume.directory.clone() {
                 WritableDirectory::Checkpoints(own) => {
-                    blocking(move || checkpoint_volume::create(&own)).await?
+                    vec![blocking(move || checkpoint_volume::create(&own)).await?]
                 }
                 WritableDirectory::Cache(home) => {
                     let user = CacheUse { volumes: Arc::clone(self), volume: Arc::clone(volume) };
@@ -226,13 +226,13 @@ impl ContainerVolumes {
                         () = volume.cancelled() => {
                             return Err(Error::new(Kind::Interrupted, "the volume was unpublished meanwhile"));
                         }
-                        lock = user.begin(&home) => lock?,
+                        locks = user.begin(&home) => locks?,
                     }
                 }
             };
             let (volumes, own) = (Arc::clone(self), Arc::clone(volume));
             let publish = move || {
-                own.hold(own.directory.path(), lock);
+                own.hold(own.directory.path(), locks);
                 // Written first, so that no bind is without a record.
                 volumes.records.put(&own.key, &own.record(&volumes.boot))?;
                 own.target.as_ref().map_or(Ok(()), |target| target.bind_writable(&own.directory.path()))

@@ -18,6 +18,8 @@ pub mod file_list;
 pub mod flock_probe;
 mod home_eviction;
 mod home_usage;
+pub mod home_users;
+mod shared_root;
 mod trash;
 mod usage;
 mod volume_config;
@@ -40,6 +42,7 @@ use tokio::sync::watch;
 use crate::context::Context;
 use cache_home::{CacheHome, CacheScope};
 pub use home_eviction::EvictedHome;
+use shared_root::SharedIo;
 pub use usage::{measure_pause, occupied};
 pub use volume_config::VolumeConfig;
 pub use volume_lock::{is_locked, lock, try_lock};
@@ -61,6 +64,8 @@ pub struct Volumes {
     space: VolumeSpace,
     /// Held by the one who evicts homes.
     eviction: Mutex<()>,
+    /// What touches the shared directory.
+    shared_io: SharedIo,
     /// What is wrong with the locks of the shared directory.
     flock_fault: watch::Sender<Option<String>>,
 }
@@ -72,11 +77,10 @@ impl Volumes {
     /// [`Kind::Invalid`] where one of the directories lies in the other: a cache may be deleted at any time.
     pub fn new(config: VolumeConfig, cache: &NodeCache) -> Result<Self> {
         let space = VolumeSpace::new(&config.dir, cache);
-        let cache = cache.root();
-        let dir = config.dir.canonicalize().unwrap_or_else(|_| config.dir.clone());
+        let (cache, dir) = (&shared_root::resolve(cache.root()), shared_root::resolve(&config.dir));
         let is_within = |a: &Path, b: &Path| a.starts_with(b) || b.starts_with(a);
-        if let Some(shared) = config.shared_dir.as_deref()
-            && (is_within(shared, cache) || is_within(shared, &dir))
+        if let Some(shared) = config.shared_dir.as_deref().map(shared_root::resolve)
+            && (is_within(&shared, cache) || is_within(&shared, &dir))
         {
             let (shared, dir, cache) = (shared.display(), dir.display(), cache.display());
             let text = format!(
@@ -93,7 +97,13 @@ impl Volumes {
             );
             return Err(Error::new(Kind::Invalid, text));
         }
-        Ok(Self { config, space, eviction: Mutex::default(), flock_fault: watch::Sender::default() })
+        Ok(Self {
+            config,
+            space,
+            eviction: Mutex::default(),
+            shared_io: SharedIo::default(),
+            flock_fault: watch::Sender::default(),
+        })
     }
 
     /// The directory of all volumes.
@@ -135,10 +145,14 @@ impl Volumes {
 
     /// The home of the cache of `name`, a project or a team of `tenant`.
     pub fn cache_home(&self, tenant: &str, scope: CacheScope, name: &str) -> CacheHome {
-        match self.shared_directory() {
-            Some(shared) => CacheHome::new(shared, tenant, scope, name).on_shared_file_system(),
-            None => CacheHome::new(&self.config.dir, tenant, scope, name),
-        }
+        self.cache_home_in(self.shared_directory().unwrap_or(&self.config.dir), tenant, scope, name)
+    }
+
+    /// The same, as it lies in `directory`: that of all volumes or of homes that nodes share, by this configuration or an earlier
+    /// one.
+    pub fn cache_home_in(&self, directory: &Path, tenant: &str, scope: CacheScope, name: &str) -> CacheHome {
+        let home = CacheHome::new(directory, tenant, scope, name);
+        if directory == self.config.dir { home } else { home.on_shared_file_system() }
     }
 
     /// The homes of all tenants on this node, with their tenants; none of those that nodes share. Touches the local disk.
@@ -161,10 +175,9 @@ impl Volumes {
         }
     }
 
-    /// Whether nothing lies in their directory, or the shared one is not there, as where a disk is not mounted. Touches the disks.
+    /// Whether nothing lies in their directory, as where a disk is not mounted. Touches the local disk.
     pub fn is_empty(&self) -> bool {
         fs::read_dir(&self.config.dir).map_or(true, |mut entries| entries.next().is_none())
-            || self.shared_directory().is_some_and(|shared| !shared.is_dir())
     }
 
     /// Removes what a crash has left: scratch directories that are not locked, but for those of the jobs
@@ -256,8 +269,8 @@ impl JobVolume {
         lock(&self.path, how)
     }
 
-    /// Moves what only the commands of a job needed into the trash at once, and removes it in the background. Call it when they have
-    /// ended; its saver may run. Touches the local disk.
+    /// Moves what only the commands of a job needed into the trash at once, and removes it in the background. Call it when they
+    /// have ended; its saver may run. Touches the local disk.
     pub fn remove_scratch(&self) {
         self.move_all(&[self.scratch(), self.loaded()]);
         self.empty_trash();

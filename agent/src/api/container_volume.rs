@@ -11,8 +11,8 @@ use bdnfs::checkpoint::{CheckpointId, LOOSE};
 use bdnfs::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 
+use super::cache_scope::CacheScope;
 use super::saving::SaveReport;
-use crate::volumes::cache_home::CacheScope;
 
 /// How many characters of the id of a container or pod are the id of the job that its checkpoints belong to.
 const JOB_ID_LEN: usize = 8;

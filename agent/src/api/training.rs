@@ -4,8 +4,8 @@ use bdnfs::checkpoint::{CheckpointId, DEFAULT_PROJECT, LOOSE};
 use bdnfs::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 
+use super::cache_scope::CacheScope;
 use crate::random;
-use crate::volumes::cache_home::CacheScope;
 
 /// The team of a job that names none.
 pub const DEFAULT_TEAM: &str = "default";

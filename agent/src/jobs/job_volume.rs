@@ -86,7 +86,7 @@ pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
     let mut shared = Vec::new();
     if let Some(caches) = caches {
         caches.create_hub_directory()?;
-        shared.extend(caches.homes().map(CacheHome::lock_path));
+        shared.extend(caches.homes().flat_map(CacheHome::lock_paths));
     }
     binds.extend(cache_binds);
     for (_, place) in &binds {

@@ -82,7 +82,6 @@ impl MeasuredVolume {
             claim: None,
             shared: None,
         };
-        let is_shared = queue.volumes.shared_directory().is_some();
         let scratch = queue.volumes.config().scratch_limit.map(|limit| {
             let directory = queue.volume_of(job).scratch();
             new(SCRATCH_PLACE.to_owned(), directory, Some(limit), "scratch_limit in [volumes]")
@@ -90,7 +89,7 @@ impl MeasuredVolume {
         let caches = JobCaches::of(queue, job);
         let homes = caches.iter().flat_map(JobCaches::homes).map(|home| {
             let limit = queue.volumes.cache_limit(home);
-            let shared = is_shared.then(|| home.clone());
+            let shared = home.is_shared().then(|| home.clone());
             Self { shared, ..new(home.to_string(), home.tree(), Some(limit), home.scope().limit_keys()) }
         });
         let checkpoints = checkpoint_path(job.request()).map(|place| {
@@ -125,7 +124,16 @@ impl MeasuredVolume {
 
 /// Measures a job's volumes until one exceeds its limit. An event warns when one is nearly full.
 pub async fn await_overrun(queue: &JobQueue, job: &Arc<Job>) -> Failure {
-    let mut volumes = MeasuredVolume::of(queue, job);
+    // A shared file system may be slow: the others do not wait for it.
+    let (shared, own) = MeasuredVolume::of(queue, job).into_iter().partition(|one| one.shared.is_some());
+    tokio::select! {
+        failure = await_overrun_of(shared, queue, job) => failure,
+        failure = await_overrun_of(own, queue, job) => failure,
+    }
+}
+
+/// Measures `volumes` until one exceeds its limit.
+async fn await_overrun_of(mut volumes: Vec<MeasuredVolume>, queue: &JobQueue, job: &Arc<Job>) -> Failure {
     if volumes.is_empty() {
         return std::future::pending().await;
     }
@@ -134,9 +142,14 @@ pub async fn await_overrun(queue: &JobQueue, job: &Arc<Job>) -> Failure {
         tokio::time::sleep(pause).await;
         let begin = Instant::now();
         for volume in &mut volumes {
-            let (directory, shared) = (volume.directory.clone(), volume.shared.clone());
-            let measure = move || Ok(shared.map_or_else(|| occupied(&directory), |home| home.shared_usage()));
-            let Ok(bytes) = blocking(measure).await else { continue };
+            let bytes = match &volume.shared {
+                Some(home) => queue.volumes.on_disk_of(home, |home| Ok(home.shared_usage())).await,
+                None => {
+                    let directory = volume.directory.clone();
+                    blocking(move || Ok(Some(occupied(&directory)))).await
+                }
+            };
+            let Ok(Some(bytes)) = bytes else { continue };
             if let Some(failure) = volume.check_size(bytes, job) {
                 return failure;
             }

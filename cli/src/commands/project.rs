@@ -93,7 +93,7 @@ impl CacheHomeArgs {
     fn home(&self, cache: &CacheNameArgs) -> Result<CacheHome> {
         bdnfs::source::tenant::check(&self.tenant)?;
         let scope = if cache.team { CacheScope::Team } else { CacheScope::Project };
-        Ok(CacheHome::new(&self.directory(), &self.tenant, scope, &cache.name))
+        Ok(CacheHome::new(&self.directory(), &self.tenant, scope, &cache.name).detect_shared_file_system())
     }
 }
 
