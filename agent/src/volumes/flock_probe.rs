@@ -25,7 +25,7 @@ use tokio::time::sleep;
 
 use super::cache_home::is_at;
 use super::cache_sync::host_name;
-use super::{Volumes, try_lock};
+use super::{Volumes, shared_root, try_lock};
 use crate::context::Context;
 use crate::random;
 
@@ -49,6 +49,8 @@ struct NodeBeat {
 /// The probe of one node.
 #[derive(Debug)]
 struct FlockProbe {
+    /// The shared directory.
+    shared: PathBuf,
     /// The directory of the nodes' files.
     nodes: PathBuf,
     /// The name of this node's file.
@@ -114,8 +116,8 @@ fn fault(shared: &Path, host: &str) -> String {
 impl FlockProbe {
     fn new(shared: &Path) -> Result<Self> {
         let name = format!("{:032x}", u128::from_be_bytes(random::bytes()?));
-        let nodes = shared.join(NODES_DIRECTORY);
-        Ok(Self { nodes, name, own: None, beats: 0, last: PathBuf::new(), held: None })
+        let (shared, nodes) = (shared.to_owned(), shared.join(NODES_DIRECTORY));
+        Ok(Self { shared, nodes, name, own: None, beats: 0, last: PathBuf::new(), held: None })
     }
 
     /// Writes to the file of this node, and looks at one of the others. Returns the host of another node that has a lock which this
@@ -123,14 +125,18 @@ impl FlockProbe {
     fn look(&mut self) -> Result<Option<String>> {
         let nodes = self.nodes.clone();
         let failed = || format!("cannot use {}", nodes.display());
-        // Not the directory above: where it is missing, the file system is not mounted.
+        shared_root::check(&self.shared).with_context(failed)?;
         match DirBuilder::new().mode(0o700).create(&self.nodes) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error).with_context(failed),
             _ => {}
         }
         let own = nodes.join(&self.name);
-        self.write_beat(&own).with_context(failed)?;
-        self.look_at_another(&own).with_context(failed)
+        let looked = self.write_beat(&own).and_then(|()| self.look_at_another(&own));
+        if looked.is_err() {
+            // After a failure nobody knows whether the locks are still there: both are taken anew.
+            (self.own, self.held) = (None, None);
+        }
+        looked.with_context(failed)
     }
 
     /// Writes to the file of this node, if it has the lock.
@@ -142,7 +148,8 @@ impl FlockProbe {
         if self.own.is_none() {
             let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
             self.own = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => Some(file),
+                // Another node may have removed it in between.
+                Ok(()) => is_at(&file, path)?.then_some(file),
                 // Another node looks at it.
                 Err(error) if error == Errno::WOULDBLOCK => None,
                 Err(error) => return Err(error.into()),
@@ -159,18 +166,18 @@ impl FlockProbe {
 
     /// Takes the lock of another node's file, and looks whether that node writes to it all the same.
     fn look_at_another(&mut self, own: &Path) -> io::Result<Option<String>> {
-        if let Some(held) = &mut self.held {
+        if let Some(mut held) = self.held.take() {
             held.looks += 1;
-            let content = fs::read(&held.path).unwrap_or_default();
+            let content = fs::read(&held.path)?;
             let beat = serde_json::from_slice::<NodeBeat>(&content).ok();
+            // One that is being written says nothing yet.
             if let Some(beat) = beat.filter(|_| content != held.content) {
                 return Ok(Some(beat.host));
             }
-            if held.looks == HELD_LOOKS {
-                if held.is_gone() {
-                    fs::remove_file(&held.path)?;
-                }
-                self.held = None;
+            if held.looks < HELD_LOOKS {
+                self.held = Some(held);
+            } else if held.is_gone() {
+                fs::remove_file(&held.path)?;
             }
             return Ok(None);
         }
@@ -181,7 +188,14 @@ impl FlockProbe {
         let Some(path) = next.or(others.first()).cloned() else { return Ok(None) };
         self.last.clone_from(&path);
         self.held = match try_lock(&path, FlockOperation::NonBlockingLockExclusive) {
-            Ok(lock) => Some(HeldFile { content: fs::read(&path).unwrap_or_default(), path, lock, looks: 0 }),
+            // Another node may have removed it in between, and its own may have made it anew.
+            Ok(lock) if !is_at(&lock, &path)? => None,
+            // There is nothing to compare with what comes before its node has written.
+            Ok(lock) => {
+                let content = fs::read(&path)?;
+                let is_beat = serde_json::from_slice::<NodeBeat>(&content).is_ok();
+                is_beat.then_some(HeldFile { content, path, lock, looks: 0 })
+            }
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
             // Removed by another node.
             Err(error) if error.kind() == ErrorKind::NotFound => None,
