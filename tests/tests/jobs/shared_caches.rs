@@ -31,17 +31,26 @@ impl SharingNodes {
         self.one.directory("server/bdnfs")
     }
 
+    /// Mounts the file system on a node, shared, as mounts of a node are: others are unmounted for jobs.
+    fn mount(&self, machine: &Machine) {
+        let (server, vast) = (self.shared(), machine.directory("vast"));
+        run(program("mount").args(["--bind", "--make-shared"]).arg(server.parent().unwrap()).arg(vast));
+    }
+
     /// Starts the agents, when the file system is mounted.
     fn start(&mut self) {
-        let mirror = self.one.directory("mirror");
         for machine in [&self.one, &self.other] {
-            let config = format!(
-                "[mirror]\nurl = \"file://{}\"\n[projects]\ndir = {:?}\nshared = true\n",
-                mirror.display(),
-                directory(machine)
-            );
-            self.agents.push(machine.agent(&config));
+            self.agents.push(self.agent(machine));
         }
+    }
+
+    fn agent(&self, machine: &Machine) -> AgentProcess {
+        let mirror = self.one.directory("mirror");
+        machine.agent(&format!(
+            "[mirror]\nurl = \"file://{}\"\n[projects]\ndir = {:?}\nshared = true\n",
+            mirror.display(),
+            directory(machine)
+        ))
     }
 
     /// Whether `path` is there in the cache of the project `p`.
@@ -64,7 +73,10 @@ fn directory(machine: &Machine) -> PathBuf {
 
 /// A job with a training cache that must be the newest.
 fn cached(machine: &Machine, command: &str) -> PathBuf {
-    let cache = json!({"enabled": true, "mount_base_path": machine.directory("base")});
+    // Ranks make the directory of the Hub at the same time.
+    let cache = json!({
+        "enabled": true, "enable_legacy_hf_mount": true, "mount_base_path": machine.directory("base"),
+    });
     let runtime = json!({"start_commands": [command], "cache_config": cache});
     let body = json!({"image": {"base_image": "x"}, "runtime": runtime, "weights": []});
     spec(machine, "job.json", &body.to_string())
@@ -82,13 +94,8 @@ fn shown(machine: &Machine, id: &str) -> Value {
 #[test]
 fn jobs_of_two_nodes_share_a_training_cache_on_a_shared_file_system() {
     let mut nodes = SharingNodes::new();
-    let shared = nodes.shared();
     for machine in [&nodes.one, &nodes.other] {
-        // Shared, as mounts of a node are: others are unmounted for jobs.
-        run(program("mount")
-            .args(["--bind", "--make-shared"])
-            .arg(shared.parent().unwrap())
-            .arg(machine.directory("vast")));
+        nodes.mount(machine);
     }
     nodes.start();
     let seen = nodes.one.directory("seen").join("all");
@@ -113,8 +120,67 @@ fn jobs_of_two_nodes_share_a_training_cache_on_a_shared_file_system() {
     assert!(nodes.has("file"));
     assert_eq!(fs::read_dir(nodes.one.directory("mirror")).unwrap().count(), 0, "nothing is saved");
     assert!(!nodes.one.volumes().join("default/caches").exists(), "nothing lies on the node's own disk");
+    eventually("it is not in use any more", || SharingNodes::remove(&nodes.other).0 == Some(0));
+    assert!(!nodes.has("file"));
+}
+
+#[test]
+fn shared_training_cache_is_not_removed_while_its_job_lives_whose_agent_was_killed() {
+    let mut nodes = SharingNodes::new();
+    for machine in [&nodes.one, &nodes.other] {
+        nodes.mount(machine);
+    }
+    nodes.start();
+    let command = "cd $BT_PROJECT_CACHE_DIR && touch begun && until [ -e go ]; do sleep 0.1; done";
+    let id = submitted(&nodes.one, &["--project", "p", text(&cached(&nodes.one, command))]);
+    eventually("it runs", || nodes.has("begun"));
+    nodes.agents.remove(0).crash();
+    // As if the agent were gone for long: the locks of the job are left.
+    let users = nodes.shared().join("default/caches/project/p/users");
+    let _ = fs::remove_dir_all(&users);
     let (code, error) = SharingNodes::remove(&nodes.other);
-    assert!(code == Some(0) && !nodes.has("file"), "{error}");
+    assert!(code != Some(0) && error.contains("is in use by a job"), "{error}");
+    let tree = nodes.shared().join("default/caches/project/p/tree");
+    let _next = nodes.agent(&nodes.one);
+    fs::write(tree.join("go"), "").unwrap();
+    job(&nodes.one, &["wait", &id]).succeeds();
+    eventually("it is not in use any more", || SharingNodes::remove(&nodes.other).0 == Some(0));
+}
+
+#[test]
+fn tenants_of_one_shared_file_system_see_their_own_training_caches_only() {
+    let mut nodes = SharingNodes::new();
+    nodes.mount(&nodes.one);
+    nodes.start();
+    for tenant in ["default", "other"] {
+        let command = format!("cd $BT_PROJECT_CACHE_DIR && [ ! -e file ] && echo {tenant} > file");
+        let file = cached(&nodes.one, &command);
+        job(&nodes.one, &["run", "--project", "p", "--tenant", tenant, text(&file)]).succeeds();
+        let path = nodes.shared().join(tenant).join("caches/project/p/tree/file");
+        assert_eq!(fs::read_to_string(path).unwrap(), format!("{tenant}\n"));
+    }
+}
+
+#[test]
+fn job_sees_nothing_of_a_shared_file_system_that_is_mounted_when_it_runs() {
+    let mut nodes = SharingNodes::new();
+    let vast = nodes.one.directory("vast");
+    // What the host mounts below it comes to the job, as on a node.
+    run(program("mount")
+        .args(["--bind", "--make-shared"])
+        .arg(vast.parent().unwrap())
+        .arg(vast.parent().unwrap()));
+    nodes.start();
+    let (go, seen) = (nodes.one.directory("flags").join("go"), nodes.one.directory("seen").join("all"));
+    let command =
+        format!("until [ -e {} ]; do sleep 0.1; done; ls -A {} > {}", text(&go), text(&vast), text(&seen));
+    let id = submitted(&nodes.one, &[text(&spec(&nodes.one, "none.toml", &toml(&[], &[&command])))]);
+    eventually("it runs", || shown(&nodes.one, &id)["state"] == "TRAINING_JOB_RUNNING");
+    nodes.mount(&nodes.one);
+    assert!(directory(&nodes.one).exists());
+    fs::write(&go, "").unwrap();
+    job(&nodes.one, &["wait", &id]).succeeds();
+    assert_eq!(fs::read_to_string(&seen).unwrap(), "");
 }
 
 #[test]
