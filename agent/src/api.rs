@@ -6,6 +6,7 @@
 
 pub mod attributes;
 pub mod cache;
+pub mod cache_scope;
 pub mod client;
 pub mod cluster;
 pub mod container_volume;
@@ -17,6 +18,7 @@ pub mod publication;
 pub mod saving;
 pub mod socket;
 mod training;
+pub mod training_cache_list;
 
 use std::path::{Path, PathBuf};
 
@@ -80,7 +82,8 @@ pub struct MountRequest {
     /// Whether no network is used: the newest snapshot that is complete in the cache is mounted.
     #[serde(default)]
     pub offline: bool,
-    /// The snapshot that is mounted of a checkpoint, as the hexadecimal digest of its manifest; default: what the checkpoint is now.
+    /// The snapshot that is mounted of a checkpoint, as the hexadecimal digest of its manifest; default: what the checkpoint is
+    /// now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
     /// Whether other users may see the tree.

@@ -1,8 +1,8 @@
-//! Volumes of containers: a directory of a project that a container, pod or task writes to.
+//! Volumes of containers: a directory of a project or a team that a container, pod or task writes to.
 //!
 //! ```text
 //!  PUT key ────> ContainerVolumes ── checkpoints: a directory of its own, with a saver ──> bind
-//!                     │              project cache: the home of the project ────────────> bind
+//!                     │              cache: the home of the project or team ───────────> bind
 //!                     └─ records: what is published, and what is still saved; the next agent goes on with it
 //!
 //!  DELETE key ─> unbind ─> wait until no container has it ─> save what is left ─> remove what is saved
@@ -11,9 +11,9 @@
 //! They are the directories that jobs have ([`crate::volumes`]), and are saved the same way. A request ends when the bind is made
 //! or gone: what comes after that is the agent's.
 
+mod cache_use;
 mod checkpoint_volume;
 mod container_volume;
-mod project_cache;
 mod restore;
 
 use std::collections::BTreeMap;
@@ -22,7 +22,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bdnfs::boot;
-use bdnfs::checkpoint::{CheckpointId, LOOSE};
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::tenant;
 use bdnfs::task::{blocking, lost};
@@ -43,8 +42,8 @@ use crate::records::Records;
 use crate::saver;
 use crate::telemetry::scrape::SavingScrape;
 use crate::volumes::Volumes;
+use cache_use::CacheUse;
 use container_volume::{ContainerVolume, ContainerVolumeRecord, WritableDirectory};
-use project_cache::ProjectCacheUse;
 
 /// How often it is checked whether a container still has a volume that was ended.
 const USE_POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -174,12 +173,10 @@ impl ContainerVolumes {
     }
 
     fn check_now(&self, key: String, request: ContainerVolumeRequest) -> Result<ContainerVolume> {
-        use ContainerVolumeKind::{Checkpoints, ProjectCache};
         let kind = request.kind;
-        let invalid = |text: String| Err(Error::new(Kind::Invalid, text));
         if !is_publication_key(&key) {
             let text = "the key of a volume has letters, digits, dots, underscores and dashes only";
-            return invalid(text.into());
+            return Err(Error::new(Kind::Invalid, text));
         }
         if !request.trusted && !self.inline.contains(&kind) {
             let text = format!(
@@ -187,23 +184,17 @@ impl ContainerVolumes {
             );
             return Err(Error::new(Kind::Refused, text));
         }
-        match (kind, &request.id) {
-            (Checkpoints, None) => return invalid("checkpoints: the id of a job is missing".into()),
-            (ProjectCache, Some(_)) => return invalid(format!("id: cannot be used with {kind}")),
-            _ => {}
-        }
-        let id = request.id.as_deref().unwrap_or("any");
-        CheckpointId::new(&request.project, id, LOOSE, 0).map_err(|e| e.context(kind.to_string()))?;
+        request.check()?;
         let tenant =
             request.tenant.clone().unwrap_or_else(|| self.mounts.mounter().engine.tenant().to_owned());
         tenant::check(&tenant)?;
-        if kind == Checkpoints && self.mirror(&tenant)?.is_none() {
+        if kind == ContainerVolumeKind::Checkpoints && self.mirror(&tenant)?.is_none() {
             return Err(saver::no_mirror());
         }
         let target = request.target.as_ref().map(|target| BindTarget::locate(target, &self.targets));
-        let directory = WritableDirectory::new(&self.volumes, &tenant, &request);
-        let record =
-            ContainerVolumeRecord { request, boot: self.boot.clone(), began: Utc::now(), ended: None };
+        let boot = self.boot.clone();
+        let record = ContainerVolumeRecord { request, boot, began: Utc::now(), ended: None, volumes: None };
+        let directory = WritableDirectory::new(&self.volumes, &tenant, &record);
         Ok(ContainerVolume::new(key, record, tenant, target.transpose()?, directory))
     }
 
@@ -224,24 +215,24 @@ impl ContainerVolumes {
     /// Makes the directory and binds it; of one that fails nothing is left.
     async fn prepare(self: &Arc<Self>, volume: &Arc<ContainerVolume>) {
         let prepared = async {
-            let lock = match volume.directory.clone() {
+            let locks = match volume.directory.clone() {
                 WritableDirectory::Checkpoints(own) => {
-                    blocking(move || checkpoint_volume::create(&own)).await?
+                    vec![blocking(move || checkpoint_volume::create(&own)).await?]
                 }
-                WritableDirectory::ProjectCache(home) => {
-                    let user = ProjectCacheUse { volumes: Arc::clone(self), volume: Arc::clone(volume) };
+                WritableDirectory::Cache(home) => {
+                    let user = CacheUse { volumes: Arc::clone(self), volume: Arc::clone(volume) };
                     tokio::select! {
                         biased;
                         () = volume.cancelled() => {
                             return Err(Error::new(Kind::Interrupted, "the volume was unpublished meanwhile"));
                         }
-                        lock = user.begin(&home) => lock?,
+                        locks = user.begin(&home) => locks?,
                     }
                 }
             };
             let (volumes, own) = (Arc::clone(self), Arc::clone(volume));
             let publish = move || {
-                own.hold(own.directory.path(), lock);
+                own.hold(own.directory.path(), locks);
                 // Written first, so that no bind is without a record.
                 volumes.records.put(&own.key, &own.record(&volumes.boot))?;
                 own.target.as_ref().map_or(Ok(()), |target| target.bind_writable(&own.directory.path()))
@@ -265,7 +256,7 @@ impl ContainerVolumes {
                 tracing::info!(
                     "published {} of {} ({})",
                     volume.request.kind,
-                    volume.request.project,
+                    volume.request.name,
                     volume.key
                 );
                 volume.set_published();
@@ -307,8 +298,8 @@ impl ContainerVolumes {
             WritableDirectory::Checkpoints(own) => {
                 tokio::join!(checkpoint_volume::save(&self, &volume, own), self.await_unused(&volume)).0
             }
-            WritableDirectory::ProjectCache(home) => {
-                let user = ProjectCacheUse { volumes: Arc::clone(&self), volume: Arc::clone(&volume) };
+            WritableDirectory::Cache(home) => {
+                let user = CacheUse { volumes: Arc::clone(&self), volume: Arc::clone(&volume) };
                 user.save(home, self.await_unused(&volume)).await;
                 Ok(())
             }
@@ -316,7 +307,7 @@ impl ContainerVolumes {
         match saved {
             Ok(()) => {
                 let request = &volume.request;
-                tracing::info!("ended {} of {} ({})", request.kind, request.project, volume.key);
+                tracing::info!("ended {} of {} ({})", request.kind, request.name, volume.key);
                 self.forget(&volume).await;
             }
             Err(failure) => volume.set_failed(failure),
@@ -377,7 +368,7 @@ impl ContainerVolumes {
     /// The state of the checkpoints of all volumes, for metrics.
     pub fn savings(&self) -> Vec<SavingScrape> {
         let saving = |volume: &Arc<ContainerVolume>| {
-            let (began, project) = (volume.began.timestamp() as f64, volume.request.project.clone());
+            let (began, project) = (volume.began.timestamp() as f64, volume.request.name.clone());
             Some(SavingScrape { id: volume.request.id.clone()?, project, began, report: volume.report()? })
         };
         self.all().iter().filter_map(saving).collect()
@@ -394,7 +385,7 @@ impl ContainerVolumes {
 }
 
 fn exists(found: &ContainerVolume) -> Failure {
-    let (kind, project) = (found.request.kind, &found.request.project);
-    let message = format!("{kind} of {project} is published as {} already; unpublish it first", found.key);
+    let (kind, name) = (found.request.kind, &found.request.name);
+    let message = format!("{kind} of {name} is published as {} already; unpublish it first", found.key);
     Failure { kind: Failure::EXISTS.to_owned(), message }
 }

@@ -15,28 +15,36 @@
 pub mod cache_home;
 pub mod cache_sync;
 pub mod file_list;
+pub mod flock_probe;
 mod home_eviction;
+mod home_usage;
+pub mod home_users;
+mod shared_root;
 mod trash;
 mod usage;
+mod volume_config;
 mod volume_lock;
 mod volume_space;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File};
 use std::io;
+use std::iter;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use bdnfs::cache::node::NodeCache;
 use bdnfs::error::{Error, Kind, Result};
 use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
+use tokio::sync::watch;
 
 use crate::context::Context;
 use cache_home::{CacheHome, CacheScope};
 pub use home_eviction::EvictedHome;
-pub use usage::occupied;
+use shared_root::SharedIo;
+pub use usage::{measure_pause, occupied};
+pub use volume_config::VolumeConfig;
 pub use volume_lock::{is_locked, lock, try_lock};
 pub use volume_space::{SPACE_CHECK_INTERVAL, VolumeSpace};
 
@@ -44,56 +52,10 @@ pub use volume_space::{SPACE_CHECK_INTERVAL, VolumeSpace};
 pub const SCRATCH_PLACE: &str = "/mnt/bt-scratch";
 /// The path of its checkpoint directory, unless it names another.
 pub const CHECKPOINT_PLACE: &str = "/mnt/ckpts";
-/// The variable with the directory of volumes where no configuration names one, for tests and single commands.
-const DIRECTORY_VARIABLE: &str = "BDNFS_VOLUMES_DIR";
-/// The most that a cache may occupy where no configuration says it, in bytes: what one has on the platform.
-const DEFAULT_CACHE_LIMIT_BYTES: u64 = 1_000_000_000_000;
-/// How often caches are saved while jobs run, by default: at most so much of a cache is lost with its node.
-const DEFAULT_SAVE_INTERVAL: Duration = Duration::from_secs(60 * 60);
-/// How long a failed save is retried by default: a mirror is repaired within a day.
-const DEFAULT_SAVE_GIVE_UP_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
 /// The directory of a tenant's jobs, in that of the tenant.
 const JOBS_DIRECTORY: &str = "jobs";
 /// The directory of what is being removed, in that of the tenant.
 const TRASH_DIRECTORY: &str = "trash";
-
-/// The places and the limits of volumes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VolumeConfig {
-    /// The directory of all volumes, absolute.
-    pub dir: PathBuf,
-    /// The most that the scratch directory of a job may occupy, in bytes.
-    pub scratch_limit: Option<u64>,
-    /// The most that the cache of a project or a team may occupy, in bytes.
-    pub cache_limit: u64,
-    /// The most that the caches of single projects may occupy, in bytes, by their names.
-    pub project_limits: BTreeMap<String, u64>,
-    /// The most that the caches of single teams may occupy, in bytes, by their names.
-    pub team_limits: BTreeMap<String, u64>,
-    /// How often the caches of jobs are saved while these run.
-    pub save_interval: Duration,
-    /// The most bytes a second that are read to save what a job writes while it runs.
-    pub upload_rate: Option<u64>,
-    /// How long what can't be saved is tried again when its job has ended.
-    pub give_up: Duration,
-}
-
-impl Default for VolumeConfig {
-    fn default() -> Self {
-        let named = std::env::var_os(DIRECTORY_VARIABLE).map(PathBuf::from).filter(|dir| dir.is_absolute());
-        let dir = named.unwrap_or_else(|| PathBuf::from("/var/lib/bdnfs/volumes"));
-        Self {
-            dir,
-            scratch_limit: None,
-            cache_limit: DEFAULT_CACHE_LIMIT_BYTES,
-            project_limits: BTreeMap::new(),
-            team_limits: BTreeMap::new(),
-            save_interval: DEFAULT_SAVE_INTERVAL,
-            upload_rate: None,
-            give_up: DEFAULT_SAVE_GIVE_UP_AFTER,
-        }
-    }
-}
 
 /// The volumes of a node.
 #[derive(Debug)]
@@ -102,6 +64,10 @@ pub struct Volumes {
     space: VolumeSpace,
     /// Held by the one who evicts homes.
     eviction: Mutex<()>,
+    /// What touches the shared directory.
+    shared_io: SharedIo,
+    /// What is wrong with the locks of the shared directory.
+    flock_fault: watch::Sender<Option<String>>,
 }
 
 impl Volumes {
@@ -111,9 +77,19 @@ impl Volumes {
     /// [`Kind::Invalid`] where one of the directories lies in the other: a cache may be deleted at any time.
     pub fn new(config: VolumeConfig, cache: &NodeCache) -> Result<Self> {
         let space = VolumeSpace::new(&config.dir, cache);
-        let cache = cache.root();
-        let dir = config.dir.canonicalize().unwrap_or_else(|_| config.dir.clone());
-        if dir.starts_with(cache) || cache.starts_with(&dir) {
+        let (cache, dir) = (&shared_root::resolve(cache.root()), shared_root::resolve(&config.dir));
+        let is_within = |a: &Path, b: &Path| a.starts_with(b) || b.starts_with(a);
+        if let Some(shared) = config.shared_dir.as_deref().map(shared_root::resolve)
+            && (is_within(&shared, cache) || is_within(&shared, &dir))
+        {
+            let (shared, dir, cache) = (shared.display(), dir.display(), cache.display());
+            let text = format!(
+                "the directory of projects {shared} must lie neither in the directory of volumes {dir} nor in the cache {cache}, \
+                 nor they in it; choose another with [projects] dir"
+            );
+            return Err(Error::new(Kind::Invalid, text));
+        }
+        if is_within(&dir, cache) {
             let (dir, cache) = (dir.display(), cache.display());
             let text = format!(
                 "the directory of volumes {dir} and the cache {cache} lie in each other, and a cache may be deleted at any \
@@ -121,12 +97,31 @@ impl Volumes {
             );
             return Err(Error::new(Kind::Invalid, text));
         }
-        Ok(Self { config, space, eviction: Mutex::default() })
+        Ok(Self {
+            config,
+            space,
+            eviction: Mutex::default(),
+            shared_io: SharedIo::default(),
+            flock_fault: watch::Sender::default(),
+        })
     }
 
     /// The directory of all volumes.
     pub fn directory(&self) -> &Path {
         &self.config.dir
+    }
+
+    /// The directory of homes on a file system that other nodes have, too, if there is one.
+    pub fn shared_directory(&self) -> Option<&Path> {
+        self.config.shared_dir.as_deref()
+    }
+
+    /// Waits until the locks of the shared directory are known not to hold between nodes, and says why.
+    pub async fn await_flock_fault(&self) -> String {
+        let mut faults = self.flock_fault.subscribe();
+        // The sender lives as long as `self`.
+        let fault = faults.wait_for(Option::is_some).await.map(|fault| fault.clone());
+        fault.ok().flatten().unwrap_or_default()
     }
 
     /// The space on their disk.
@@ -150,7 +145,24 @@ impl Volumes {
 
     /// The home of the cache of `name`, a project or a team of `tenant`.
     pub fn cache_home(&self, tenant: &str, scope: CacheScope, name: &str) -> CacheHome {
-        CacheHome::new(&self.config.dir, tenant, scope, name)
+        self.cache_home_in(self.shared_directory().unwrap_or(&self.config.dir), tenant, scope, name)
+    }
+
+    /// The same, as it lies in `directory`: that of all volumes or of homes that nodes share, by this configuration or an earlier
+    /// one.
+    pub fn cache_home_in(&self, directory: &Path, tenant: &str, scope: CacheScope, name: &str) -> CacheHome {
+        let home = CacheHome::new(directory, tenant, scope, name);
+        if directory == self.config.dir { home } else { home.on_shared_file_system() }
+    }
+
+    /// The homes of all tenants on this node, with their tenants; none of those that nodes share. Touches the local disk.
+    pub fn own_homes(&self) -> Vec<(String, CacheHome)> {
+        let tenants = subdirectories(&self.config.dir);
+        let names = tenants.iter().filter_map(|tenant| tenant.file_name()?.to_str());
+        let homes = names.flat_map(|tenant| {
+            CacheHome::all(&self.config.dir, tenant).into_iter().map(|home| (tenant.to_owned(), home))
+        });
+        homes.collect()
     }
 
     /// The volume of the job `id` of `tenant`, which may not exist.
@@ -163,7 +175,7 @@ impl Volumes {
         }
     }
 
-    /// Whether nothing lies in their directory, as where its disk is not mounted. Touches the local disk.
+    /// Whether nothing lies in their directory, as where a disk is not mounted. Touches the local disk.
     pub fn is_empty(&self) -> bool {
         fs::read_dir(&self.config.dir).map_or(true, |mut entries| entries.next().is_none())
     }
@@ -176,8 +188,10 @@ impl Volumes {
                 volume.retire(false);
             }
         }
-        for tenant in subdirectories(&self.config.dir) {
-            trash::empty(tenant.join(TRASH_DIRECTORY));
+        for directory in iter::once(self.directory()).chain(self.shared_directory()) {
+            for tenant in subdirectories(directory) {
+                trash::empty(tenant.join(TRASH_DIRECTORY));
+            }
         }
     }
 
@@ -255,8 +269,8 @@ impl JobVolume {
         lock(&self.path, how)
     }
 
-    /// Moves what only the commands of a job needed into the trash at once, and removes it in the background. Call it when they have
-    /// ended; its saver may run. Touches the local disk.
+    /// Moves what only the commands of a job needed into the trash at once, and removes it in the background. Call it when they
+    /// have ended; its saver may run. Touches the local disk.
     pub fn remove_scratch(&self) {
         self.move_all(&[self.scratch(), self.loaded()]);
         self.empty_trash();
@@ -305,6 +319,7 @@ fn subdirectories(path: &Path) -> Vec<PathBuf> {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::collections::BTreeMap;
     use std::time::SystemTime;
 
     use bdnfs::cache::Limits;
@@ -325,9 +340,22 @@ pub(crate) mod tests {
 
     #[test]
     fn volumes_in_the_cache_or_around_it_are_refused() {
-        let home = tempfile::tempdir().unwrap();
-        for (dir, cache) in [("cache/volumes", "cache"), ("volumes", "volumes/cache")] {
-            let config = VolumeConfig { dir: home.path().join(dir), ..Default::default() };
+        let own = ["volumes", "shared", "cache"];
+        for [dir, shared, cache] in [
+            ["cache/volumes", "shared", "cache"],
+            ["volumes", "shared", "volumes/cache"],
+            ["volumes", "volumes/shared", "cache"],
+            ["volumes", "cache/shared", "cache"],
+            ["x/volumes", "x", "cache"],
+            own,
+        ] {
+            let home = tempfile::tempdir().unwrap();
+            let shared_dir = Some(home.path().join(shared));
+            let config = VolumeConfig { dir: home.path().join(dir), shared_dir, ..Default::default() };
+            if [dir, shared, cache] == own {
+                assert!(Volumes::new(config, &node_cache(&home.path().join(cache))).is_ok());
+                continue;
+            }
             let error = Volumes::new(config, &node_cache(&home.path().join(cache))).unwrap_err();
             assert_eq!(error.kind(), Kind::Invalid, "{error}");
         }

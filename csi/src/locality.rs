@@ -1,7 +1,7 @@
-//! Locality: labels of a node that say which snapshots it has whole, which pods may prefer; and the taint that keeps pods away
-//! until the node can serve them.
+//! Locality: labels of a node that say which snapshots it has whole, and which training caches, which pods may prefer; and the
+//! taint that keeps pods away until the node can serve them.
 //!
-//! Each turn compares the node with the agent's cache, and patches what differs, so nothing is to be remembered.
+//! Each turn compares the node with what the agent has, and patches what differs, so nothing is to be remembered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,9 +11,11 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::Uri;
 use bdnfs_agent::api::cache::CacheSummary;
 use bdnfs_agent::api::client::Client;
+use bdnfs_agent::api::training_cache_list::TrainingCacheList;
 use bdnfs_agent::text;
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use crate::api_server::{ApiServer, ApiServerConfig};
 
@@ -21,12 +23,15 @@ use crate::api_server::{ApiServer, ApiServerConfig};
 const LABEL_PREFIX: &str = "bdnfs.io/has-";
 /// How many hexadecimal digits of a digest follow it. Two sources that share them cost a pod nothing but a worse node.
 const KEY_DIGITS: usize = 16;
-/// How many labels a node has at most: those of the snapshots that were used last. Each is in memory wherever nodes are watched.
+/// How many labels a node has at most for snapshots, and likewise for training caches: of those that were used last. Each is in
+/// memory wherever nodes are watched.
 const MAX_LABELS: usize = 64;
 /// The taint that a node may start with.
 const NOT_READY_TAINT: &str = "bdnfs.io/agent-not-ready";
 /// How often a node that is not ready is checked.
 const NOT_READY_POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// How long the agent may take to list the training caches.
+const TRAINING_CACHES_TIMEOUT: Duration = Duration::from_secs(10);
 /// A JSON merge patch (RFC 7386).
 const MERGE_PATCH: &str = "application/merge-patch+json";
 
@@ -39,8 +44,9 @@ pub struct LocalityConfig {
     pub interval: Duration,
 }
 
-/// The label of nodes that have a snapshot of a source whole, by the source's [identity](Uri::identity). Revisions of the Hub
-/// share it: a branch moves, and most of its blobs stay. Each tenant has labels of its own, since it shares no data.
+/// The label of nodes that have a snapshot of a source whole, by the source's [identity](Uri::identity), or the home of a training
+/// cache, by the name of its source. Revisions of the Hub share it: a branch moves, and most of its blobs stay. Each tenant has
+/// labels of its own, since it shares no data.
 pub fn source_label(tenant: &str, identity: &str) -> String {
     let (uri, endpoint) = identity.split_once(" at ").map_or((identity, None), |(uri, at)| (uri, Some(at)));
     let uri = match uri.parse() {
@@ -85,7 +91,8 @@ impl NodePatcher {
 
     /// Patches labels that differ, and returns whether pods can be served.
     async fn patch(&self) -> Result<bool> {
-        let summary = match self.agent.cache().await {
+        let (summary, caches) = tokio::join!(self.agent.cache(), self.training_caches());
+        let summary = match summary {
             Ok(summary) => summary,
             Err(error) if error.is_gone() => return Ok(false),
             Err(error) => return Err(Error::new(Kind::Unavailable, error.to_string())),
@@ -93,7 +100,7 @@ impl NodePatcher {
         let path = format!("/api/v1/nodes/{}", self.node);
         let node = self.server.get(&path).await?;
         let mut patch = json!({});
-        let labels = label_changes(&node, &labels(&summary));
+        let labels = label_changes(&node, &labels(&summary, caches.as_ref()), caches.is_some());
         if !labels.is_empty() {
             patch["metadata"]["labels"] = json!(labels);
         }
@@ -112,6 +119,21 @@ impl NodePatcher {
         Ok(is_registered)
     }
 
+    /// The training caches on the node; `None` where they are not known now, which is no reason to leave the rest undone.
+    async fn training_caches(&self) -> Option<TrainingCacheList> {
+        let known = match timeout(TRAINING_CACHES_TIMEOUT, self.agent.training_caches()).await {
+            // An earlier agent, which does not know them.
+            Ok(Err(error)) if error.is(Kind::NotFound) => {
+                return Some(TrainingCacheList { caches: Vec::new() });
+            }
+            Ok(known) => known.map_err(|error| error.to_string()),
+            Err(_) => {
+                Err(format!("the agent does not list them within {} s", TRAINING_CACHES_TIMEOUT.as_secs()))
+            }
+        };
+        known.inspect_err(|error| tracing::warn!("labels for training caches stay as they are: {error}")).ok()
+    }
+
     /// Whether the kubelet has said that the driver runs here.
     async fn is_registered(&self) -> Result<bool> {
         let csi_node = match self.server.get(&format!("/apis/storage.k8s.io/v1/csinodes/{}", self.node)).await
@@ -125,35 +147,45 @@ impl NodePatcher {
     }
 }
 
-/// The labels of what a cache has whole.
-fn labels(summary: &CacheSummary) -> BTreeSet<String> {
+/// The labels of what a cache has whole, and of training caches, as far as they are known.
+fn labels(summary: &CacheSummary, caches: Option<&TrainingCacheList>) -> BTreeSet<String> {
     let is_whole = |files: u64, local: u64| files > 0 && local == files;
     let mut whole: Vec<_> =
         summary.snapshots.iter().filter(|one| is_whole(one.files, one.files_local)).collect();
     whole.sort_by_key(|one| std::cmp::Reverse(one.used_at));
-    let mut labels = BTreeSet::new();
-    for snapshot in whole {
-        if labels.len() == MAX_LABELS {
-            break;
-        }
-        labels.insert(source_label(&snapshot.tenant, &snapshot.source));
-    }
-    labels
+    let whole = whole.into_iter().map(|one| source_label(&one.tenant, &one.source));
+    let mut homes: Vec<_> = caches.into_iter().flat_map(|list| &list.caches).collect();
+    homes.sort_by_key(|one| std::cmp::Reverse(one.used_at));
+    let homes = homes.into_iter().map(|one| source_label(&one.tenant, &one.source));
+    first(whole).chain(first(homes)).collect()
 }
 
-/// The changes to a node's labels: `None` for those that go.
-fn label_changes(node: &Value, wanted: &BTreeSet<String>) -> BTreeMap<String, Option<&'static str>> {
+/// The first different labels, as many as may be.
+fn first(labels: impl Iterator<Item = String>) -> impl Iterator<Item = String> {
+    let mut known = BTreeSet::new();
+    labels.filter(move |label| known.insert(label.clone())).take(MAX_LABELS)
+}
+
+/// The changes to a node's labels: `None` for those that go. Where not all that are wanted are known, none goes: a label does not
+/// tell what it is for.
+fn label_changes(
+    node: &Value,
+    wanted: &BTreeSet<String>,
+    all_known: bool,
+) -> BTreeMap<String, Option<&'static str>> {
     let known: BTreeSet<_> = node["metadata"]["labels"]
         .as_object()
         .map(|labels| labels.keys().filter(|key| key.starts_with(LABEL_PREFIX)).cloned().collect())
         .unwrap_or_default();
-    let gone = known.difference(wanted).map(|key| (key.clone(), None));
+    let gone = known.difference(wanted).filter(|_| all_known).map(|key| (key.clone(), None));
     let new = wanted.difference(&known).map(|key| (key.clone(), Some("true")));
     gone.chain(new).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use bdnfs_agent::api::training_cache_list::TrainingCacheStatus;
+
     use super::*;
 
     fn summary(snapshots: &[(&str, u64, i64)]) -> CacheSummary {
@@ -183,24 +215,33 @@ mod tests {
     }
 
     #[test]
-    fn node_labels_are_of_the_newest_complete_snapshots() {
+    fn node_labels_are_of_the_newest_complete_snapshots_and_training_caches() {
         let sources: Vec<_> = (0..70).map(|number| format!("s3://b/{number}")).collect();
         let mut snapshots: Vec<_> =
             sources.iter().zip(0..).map(|(source, used_at)| (source.as_str(), 2, used_at)).collect();
         snapshots.push(("s3://partial", 1, 100));
-        let labels = labels(&summary(&snapshots));
-        assert_eq!(labels.len(), MAX_LABELS);
+        let cache = |number: i64| TrainingCacheStatus {
+            tenant: "team".into(),
+            source: format!("cache://project/{number}"),
+            used_at: number,
+        };
+        let caches = TrainingCacheList { caches: (0..70).map(cache).collect() };
+        let labels = labels(&summary(&snapshots), Some(&caches));
+        assert_eq!(labels.len(), 2 * MAX_LABELS);
+        assert!(labels.contains(&source_label("team", "cache://project/69")));
+        assert!(!labels.contains(&source_label("team", "cache://project/0")));
         assert!(labels.contains(&source_label("team", "s3://b/69")));
         assert!(!labels.contains(&source_label("team", "s3://b/0")));
         assert!(!labels.contains(&source_label("team", "s3://partial")));
     }
 
     #[test]
-    fn label_changes_keep_labels_of_others() {
+    fn label_changes_keep_labels_of_others_and_of_what_is_not_known() {
         let node = json!({"metadata": {"labels": {"bdnfs.io/has-a": "true", "bdnfs.io/has-b": "true", "zone": "1"}}});
         let wanted = ["bdnfs.io/has-b", "bdnfs.io/has-c"].map(str::to_owned).into();
-        let changes = label_changes(&node, &wanted);
+        let changes = label_changes(&node, &wanted, true);
         assert_eq!(json!(changes), json!({"bdnfs.io/has-a": null, "bdnfs.io/has-c": "true"}));
-        assert!(label_changes(&json!({}), &BTreeSet::new()).is_empty());
+        assert_eq!(json!(label_changes(&node, &wanted, false)), json!({"bdnfs.io/has-c": "true"}));
+        assert!(label_changes(&json!({}), &BTreeSet::new(), true).is_empty());
     }
 }

@@ -199,7 +199,7 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let made = written(("checkpoints", "llama"));
-        assert_eq!((made.kind, made.project.as_str()), (ContainerVolumeKind::Checkpoints, "llama"));
+        assert_eq!((made.kind, made.name.as_str()), (ContainerVolumeKind::Checkpoints, "llama"));
         assert_eq!((made.id.as_deref(), made.tenant.as_deref()), (Some("3f1c9a2b"), Some("team")));
         assert_eq!((made.consumer.as_deref(), made.trusted), (Some("pod team/trainer-0"), false));
         let made = written(("projectCache", "llama"));

@@ -57,7 +57,7 @@ pub async fn publish(
     match tokio::time::timeout_at(until, ask).await {
         Ok(answer) => answer.map(drop).map_err(|error| status_code::status(&error, true)),
         Err(_) => {
-            let text = format!("{} of {} is being prepared; it goes on", request.kind, request.project);
+            let text = format!("{} of {} is being prepared; it goes on", request.kind, request.name);
             Err(Status::aborted(text))
         }
     }

@@ -85,7 +85,7 @@ pub(crate) fn attributes(bytes: &[u8]) {
     let mut all: Attributes = pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
     match all.volume(Some("t")) {
         Ok(None) => {}
-        Ok(Some(volume)) => return assert!(!volume.project.is_empty() && !volume.trusted),
+        Ok(Some(volume)) => return assert!(!volume.name.is_empty() && !volume.trusted),
         Err(error) => return assert!(!error.to_string().contains('\n'), "{error}"),
     }
     match all.request(None, BTreeMap::new(), None) {

@@ -7,16 +7,19 @@
 mod choice;
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::{Path, PathPart};
 use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
 
 use super::Mirror;
 use super::catalog::{Ref, source_key};
 use super::checked_json;
 use super::keys::ObjectKind;
+use super::store::StoredObject;
 use crate::checkpoint::group::{CheckpointGroup, group};
 use crate::checkpoint::{CheckpointId, SavedCheckpoint};
 use crate::digest::Digest;
@@ -27,6 +30,10 @@ pub use choice::ChosenCheckpoint;
 
 /// The version of an entry. One of a newer version is refused.
 const ENTRY_VERSION: u32 = 1;
+/// How often an entry is written when others were faster.
+const ENTRY_ATTEMPT_LIMIT: u32 = 20;
+/// The pause after the first attempt; after later ones it is as many times as long.
+const ENTRY_RETRY_WAIT: Duration = Duration::from_millis(20);
 /// How many entries are read at once.
 const ENTRY_READS_IN_FLIGHT: usize = 32;
 
@@ -36,6 +43,12 @@ struct IndexEntry {
     version: u32,
     #[serde(flatten)]
     saved: SavedCheckpoint,
+}
+
+fn entry_text(saved: &SavedCheckpoint) -> Result<Vec<u8>> {
+    let entry = IndexEntry { version: ENTRY_VERSION, saved: saved.clone() };
+    checked_json::write(&entry)
+        .map_err(|e| Error::with(Kind::Invalid, format!("{} cannot be an entry", saved.id), e))
 }
 
 /// An entry as it was read, and when it was written by the store's clock; or why it can't be read.
@@ -66,25 +79,35 @@ pub(super) fn id_of(key: &Path) -> Option<CheckpointId> {
 }
 
 impl Mirror {
-    /// Enters what was published of a checkpoint as its next generation, and returns that.
+    /// Enters what was published of a checkpoint as its next generation, and returns that. Of several at once, each is one.
     ///
     /// # Errors
-    /// [`Kind::Unsupported`] where a newer version wrote its entry; those of the store.
+    /// [`Kind::Unsupported`] where a newer version wrote its entry, [`Kind::Unavailable`] where others enter it all the time; those
+    /// of the store.
     pub async fn enter_checkpoint(&self, published: SavedCheckpoint) -> Result<SavedCheckpoint> {
-        // A damaged entry is written anew.
-        let before = match self.checkpoint(&published.id).await {
-            Err(error) if error.kind() == Kind::Corrupt => None,
-            before => before?,
-        };
-        let mut saved = published.succeed(before.as_ref());
-        // The checkpoint may have been removed, or its last complete generation collected by an earlier version.
-        if let Some(previous) = &saved.previous_complete
-            && !self.has_manifest(&previous.manifest).await?
-        {
-            saved.previous_complete = None;
+        let key = self.entry_key(&published.id);
+        for attempt in 1..=ENTRY_ATTEMPT_LIMIT {
+            let stored = self.get(&key).await?;
+            let before =
+                match stored.as_ref().map(|stored| self.read_entry(&published.id, stored)).transpose() {
+                    // A damaged entry is written anew.
+                    Err(error) if error.kind() == Kind::Corrupt => None,
+                    before => before?,
+                };
+            let mut saved = published.clone().succeed(before.as_ref());
+            // The checkpoint may have been removed, or its last complete generation collected by an earlier version.
+            if let Some(previous) = &saved.previous_complete
+                && !self.has_manifest(&previous.manifest).await?
+            {
+                saved.previous_complete = None;
+            }
+            if self.replace(&key, entry_text(&saved)?.into(), stored).await? {
+                return Ok(saved);
+            }
+            sleep(ENTRY_RETRY_WAIT * attempt).await;
         }
-        self.put_checkpoint(&saved).await?;
-        Ok(saved)
+        let text = format!("the index entry of {} keeps being replaced; try again", published.id);
+        Err(Error::new(Kind::Unavailable, text))
     }
 
     /// Whether the manifest `digest` is there.
@@ -97,10 +120,7 @@ impl Mirror {
     /// # Errors
     /// Those of the store.
     pub async fn put_checkpoint(&self, saved: &SavedCheckpoint) -> Result<()> {
-        let entry = IndexEntry { version: ENTRY_VERSION, saved: saved.clone() };
-        let text = checked_json::write(&entry)
-            .map_err(|e| Error::with(Kind::Invalid, format!("{} cannot be an entry", saved.id), e))?;
-        self.put(&self.entry_key(&saved.id), text.into()).await
+        self.put(&self.entry_key(&saved.id), entry_text(saved)?.into()).await
     }
 
     /// The entry of a checkpoint; `None` where there is none.
@@ -112,8 +132,12 @@ impl Mirror {
     }
 
     async fn checkpoint_entry(&self, id: &CheckpointId) -> Result<Option<(SavedCheckpoint, DateTime<Utc>)>> {
+        let Some(got) = self.get(&self.entry_key(id)).await? else { return Ok(None) };
+        Ok(Some((self.read_entry(id, &got)?, got.written)))
+    }
+
+    fn read_entry(&self, id: &CheckpointId, got: &StoredObject) -> Result<SavedCheckpoint> {
         let key = self.entry_key(id);
-        let Some(got) = self.get(&key).await? else { return Ok(None) };
         let fault = |how: String| {
             let text = format!(
                 "{} is damaged ({how}); `bdnfs checkpoint rm` removes the checkpoint, `push` saves it again",
@@ -133,7 +157,7 @@ impl Mirror {
         if entry.saved.id != *id {
             return Err(fault(format!("it is that of {}", entry.saved.id)));
         }
-        Ok(Some((entry.saved, got.written)))
+        Ok(entry.saved)
     }
 
     /// The ref of a saved checkpoint: its entry may be of an earlier generation.

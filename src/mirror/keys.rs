@@ -56,7 +56,10 @@ impl ObjectKind {
     }
 }
 
-/// The content of `format.json`.
+/// The object that tells that there is a mirror.
+pub(super) const FORMAT_OBJECT: &str = "format.json";
+
+/// The content of [`FORMAT_OBJECT`].
 #[derive(Serialize, Deserialize)]
 struct FormatFile {
     format: String,
@@ -94,7 +97,7 @@ impl Mirror {
     /// # Errors
     /// [`Kind::Unsupported`] when a newer version made it; those of the store.
     pub async fn exists(&self) -> Result<bool> {
-        let key = Path::from("format.json");
+        let key = Path::from(FORMAT_OBJECT);
         let Some(found) = self.get(&key).await? else { return Ok(false) };
         match serde_json::from_slice::<FormatFile>(&found.bytes) {
             Ok(format) if format.format == "bdnfs mirror" && format.version == VERSION => {
@@ -128,7 +131,7 @@ impl Mirror {
             return Ok(());
         }
         let (key, text) =
-            (Path::from("format.json"), format!("{{\"format\":\"bdnfs mirror\",\"version\":{VERSION}}}\n"));
+            (Path::from(FORMAT_OBJECT), format!("{{\"format\":\"bdnfs mirror\",\"version\":{VERSION}}}\n"));
         self.create(&key, text.clone().into(), None).await?;
         if self.create(&key, text.into(), None).await? {
             self.delete(&key).await?;
@@ -145,7 +148,7 @@ impl Mirror {
     pub async fn init_exclusive(&self) -> Result<bool> {
         if !self.exists().await? {
             let text = format!("{{\"format\":\"bdnfs mirror\",\"version\":{VERSION},\"exclusive\":true}}\n");
-            self.put(&Path::from("format.json"), text.into()).await?;
+            self.put(&Path::from(FORMAT_OBJECT), text.into()).await?;
             self.exclusive.store(true, Ordering::Relaxed);
             return Ok(true);
         }

@@ -1,21 +1,34 @@
 //! Single objects of the store beneath a mirror: get, put, create, delete, head, list; and its errors as the engine's.
 
+use std::fs::File;
 use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::Path;
-use object_store::{GetOptions, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{GetOptions, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use tokio::time::{Instant, sleep};
 
 use super::Mirror;
+use super::keys::FORMAT_OBJECT;
 use super::lease::MirrorLease;
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{code_of, explain_transport};
+use crate::task::blocking;
 
 /// The largest object that is taken into memory whole. Records are the largest: 40 bytes for each MiB of a blob.
 const MAX_OBJECT_BYTES: u64 = 512 << 20;
+/// How long a writer waits for the lock of a mirror in a directory, and how often it tries: another holds it while it writes one
+/// small object.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// An object that was read whole.
 pub(super) struct StoredObject {
@@ -23,6 +36,8 @@ pub(super) struct StoredObject {
     pub bytes: Bytes,
     /// When it was written, by the store's clock.
     pub written: DateTime<Utc>,
+    /// Its version, on which its replacement can be conditional.
+    pub version: UpdateVersion,
 }
 
 impl Mirror {
@@ -36,9 +51,10 @@ impl Mirror {
         if got.meta.size > MAX_OBJECT_BYTES {
             return Err(super::damaged(self.url_of(key), format!("it has {} bytes", got.meta.size)));
         }
-        let written = got.meta.last_modified;
+        let (written, e_tag) = (got.meta.last_modified, got.meta.e_tag.clone());
+        let version = UpdateVersion { e_tag, version: got.meta.version.clone() };
         let bytes = got.bytes().await.map_err(|e| self.failure("read", key, &e))?;
-        Ok(Some(StoredObject { bytes, written }))
+        Ok(Some(StoredObject { bytes, written, version }))
     }
 
     /// Writes the object at `key`, in place of one that may be there.
@@ -70,8 +86,42 @@ impl Mirror {
             Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
                 Ok(false)
             }
-            // 501, as S3's errors have it.
-            Err(e) if root_cause(&e).contains("NotImplemented") => Err(self.no_conditional_writes(key)),
+            Err(e) if is_not_implemented(&e) => Err(self.no_conditional_writes(key)),
+            Err(e) => Err(self.failure("write", key, &e)),
+        }
+    }
+
+    /// Writes the object at `key` in place of the one that was read `before`, or where there was none; false when there is another
+    /// one by now. Where a service knows no If-Match, or a file system no locks, the last of several writers wins; an exclusive
+    /// mirror has one at a time.
+    pub(super) async fn replace(
+        &self,
+        key: &Path,
+        payload: PutPayload,
+        before: Option<StoredObject>,
+    ) -> Result<bool> {
+        let Some(before) = before else { return self.create(key, payload, None).await };
+        if self.is_exclusive() {
+            return self.put(key, payload).await.map(|()| true);
+        }
+        if let Some(root) = &self.local {
+            let _lock = lock_directory(root.join(FORMAT_OBJECT)).await?;
+            // Its version is an inode and a time, both of which its successor may have, too.
+            let is_same = self.get(key).await?.is_some_and(|now| now.bytes == before.bytes);
+            return if is_same { self.put(key, payload).await.map(|()| true) } else { Ok(false) };
+        }
+        if before.version.e_tag.is_none() {
+            return self.put(key, payload).await.map(|()| true);
+        }
+        let update = PutMode::Update(before.version);
+        match self.store.objects.put_opts(key, payload.clone(), update.into()).await {
+            Ok(_) => Ok(true),
+            Err(
+                object_store::Error::Precondition { .. }
+                | object_store::Error::AlreadyExists { .. }
+                | object_store::Error::NotFound { .. },
+            ) => Ok(false),
+            Err(e) if is_not_implemented(&e) => self.put(key, payload).await.map(|()| true),
             Err(e) => Err(self.failure("write", key, &e)),
         }
     }
@@ -188,6 +238,42 @@ const STATUS_MESSAGE_PREFIX: &str = "Server returned non-2xx status code: ";
 /// The text that `object_store` puts before what it cannot read, and why: with names of its types, and with the response.
 const UNREADABLE_MESSAGE_PREFIX: &str = "Got invalid ";
 
+/// Whether the service does not know what it was asked for: 501, as S3's errors have it.
+fn is_not_implemented(error: &object_store::Error) -> bool {
+    root_cause(error).contains("NotImplemented")
+}
+
+/// Locks a mirror in a local directory by its file `path`, which is there once anything is, for one who replaces an object: the
+/// file system replaces none on a condition. `None` where it knows no locks.
+async fn lock_directory(path: PathBuf) -> Result<Option<Arc<File>>> {
+    let failed =
+        |path: &PathBuf, error: io::Error| Error::disk(format!("cannot lock {}", path.display()), error);
+    let own = path.clone();
+    // On NFS, an exclusive lock needs a file that is open for writing. Another user's may be read only.
+    let open = move || {
+        let file = File::options().read(true).write(true).open(&own).or_else(|_| File::open(&own));
+        file.map(Arc::new).map_err(|e| failed(&own, e))
+    };
+    let file = blocking(open).await?;
+    let deadline = Instant::now() + LOCK_TIMEOUT;
+    loop {
+        let own = Arc::clone(&file);
+        match blocking(move || Ok(flock(&own, FlockOperation::NonBlockingLockExclusive))).await? {
+            Ok(()) => return Ok(Some(file)),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => sleep(LOCK_POLL_INTERVAL).await,
+            Err(Errno::WOULDBLOCK) => {
+                let (path, seconds) = (path.display(), LOCK_TIMEOUT.as_secs());
+                let text =
+                    format!("cannot lock {path}: another writer has held it for {seconds} s; try again");
+                return Err(Error::new(Kind::Unavailable, text));
+            }
+            // The last is NFS's answer for a file that is open for reading.
+            Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK | Errno::BADF) => return Ok(None),
+            Err(error) => return Err(failed(&path, error.into())),
+        }
+    }
+}
+
 /// The text of the innermost cause of an error, without the layers that passed it on.
 pub(super) fn root_cause(error: &object_store::Error) -> String {
     let mut cause: &(dyn std::error::Error + 'static) = error;
@@ -195,4 +281,36 @@ pub(super) fn root_cause(error: &object_store::Error) -> String {
         cause = deeper;
     }
     cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::{Access, Uri};
+
+    #[tokio::test(start_paused = true)]
+    async fn replace_in_a_directory_compares_content_and_waits_for_its_lock_a_minute_at_most() {
+        let directory = tempfile::tempdir().expect("directory");
+        let uri = Uri::File(directory.path().to_owned());
+        let mirror = Mirror::open(&uri, &Access::default(), "tenant", std::env::temp_dir()).expect("mirror");
+        let (key, format) = (Path::from("tenant/object"), directory.path().join(FORMAT_OBJECT));
+        std::fs::write(&format, "").expect("written");
+        mirror.put(&key, "one".into()).await.expect("written");
+        let read = async || mirror.get(&key).await.expect("read").expect("written");
+        // The version is the same: an inode is given to the next file, and a clock is coarse.
+        let other = StoredObject { bytes: "two".into(), ..read().await };
+        assert!(!mirror.replace(&key, "three".into(), Some(other)).await.expect("compared"));
+        assert!(mirror.replace(&key, "four".into(), Some(read().await)).await.expect("compared"));
+        assert_eq!(read().await.bytes, "four");
+
+        let held = File::open(&format).expect("opened");
+        flock(&held, FlockOperation::LockExclusive).expect("locked");
+        let error = mirror.replace(&key, "five".into(), Some(read().await)).await.expect_err("locked");
+        assert!(
+            error.kind() == Kind::Unavailable && error.to_string().starts_with("cannot lock "),
+            "{error}"
+        );
+        drop(held);
+        assert!(mirror.replace(&key, "six".into(), Some(read().await)).await.expect("free"));
+    }
 }

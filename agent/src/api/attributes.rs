@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use bdnfs::checkpoint;
 use bdnfs::source::{
     Access, AuthMethod, AzureAccess, GcsAccess, HubAccess, Patterns, Secret, TreeLayout, Uri, tenant,
 };
@@ -62,18 +61,17 @@ impl Attributes {
         let Some(kind) = ContainerVolumeKind::ALL.into_iter().find(|kind| self.has(kind.attribute())) else {
             return Ok(None);
         };
-        let project = self.take(kind.attribute()).unwrap_or_default();
+        let name = self.take(kind.attribute()).unwrap_or_default();
         let tenant = self.take("tenant").or_else(|| tenant.map(str::to_owned));
         let named = tenant.as_deref().map_or(Ok(()), tenant::check);
         named.map_err(|e| InvalidAttribute::new("tenant", e))?;
-        checkpoint::check_text("the name of a project", &project)
-            .map_err(|e| InvalidAttribute::new(kind.attribute(), e))?;
+        kind.scope().check_name(&name).map_err(|e| InvalidAttribute::new(kind.attribute(), e))?;
         if let Some(key) = self.0.keys().next() {
             return Err(InvalidAttribute::new(key, format!("cannot be used with {kind}")));
         }
         Ok(Some(ContainerVolumeRequest {
             kind,
-            project,
+            name,
             id: None,
             tenant,
             target: None,
@@ -253,8 +251,13 @@ mod tests {
             pairs.collect::<Attributes>().volume(Some("own"))
         };
         let made = volume(&[("projectCache", "llama")]).expect("valid").expect("a volume");
-        assert_eq!((made.kind, made.project.as_str()), (ContainerVolumeKind::ProjectCache, "llama"));
+        assert_eq!((made.kind, made.name.as_str()), (ContainerVolumeKind::ProjectCache, "llama"));
         assert_eq!((made.tenant.as_deref(), made.trusted), (Some("own"), false));
+        let made = volume(&[("teamCache", "research")]).expect("valid").expect("a volume");
+        assert_eq!((made.kind, made.name.as_str()), (ContainerVolumeKind::TeamCache, "research"));
+        assert_eq!((made.tenant.as_deref(), made.trusted), (Some("own"), false));
+        let error = volume(&[("teamCache", "")]).expect_err("no name").to_string();
+        assert!(error.starts_with("teamCache: the name of a team"), "{error}");
         let named =
             volume(&[("checkpoints", "llama"), ("tenant", "team")]).expect("valid").expect("a volume");
         assert_eq!((named.kind, named.tenant.as_deref()), (ContainerVolumeKind::Checkpoints, Some("team")));

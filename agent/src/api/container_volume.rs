@@ -1,5 +1,5 @@
-//! Volumes of containers, as they travel over the control socket: a directory of a project that a container, pod or task writes
-//! to, bound where its runtime wants it.
+//! Volumes of containers, as they travel over the control socket: a directory of a project or a team that a container, pod or task
+//! writes to, bound where its runtime wants it.
 //!
 //! `PUT /v1/volumes/{key}` asks for one, `DELETE` ends it; both may be repeated. What was written is saved after the end, and
 //! no request waits for that.
@@ -7,8 +7,11 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use bdnfs::checkpoint::{CheckpointId, LOOSE};
+use bdnfs::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 
+use super::cache_scope::CacheScope;
 use super::saving::SaveReport;
 
 /// How many characters of the id of a container or pod are the id of the job that its checkpoints belong to.
@@ -22,17 +25,28 @@ pub enum ContainerVolumeKind {
     Checkpoints,
     /// The training cache of a project, which all its jobs and containers on the node share.
     ProjectCache,
+    /// The training cache of a team, likewise.
+    TeamCache,
 }
 
 impl ContainerVolumeKind {
     /// All kinds.
-    pub const ALL: [Self; 2] = [Self::Checkpoints, Self::ProjectCache];
+    pub const ALL: [Self; 3] = [Self::Checkpoints, Self::ProjectCache, Self::TeamCache];
 
-    /// The attribute of a volume that asks for it, whose value is the project.
+    /// The attribute of a volume that asks for it, whose value is the name of the project or team.
     pub fn attribute(self) -> &'static str {
         match self {
             Self::Checkpoints => "checkpoints",
             Self::ProjectCache => "projectCache",
+            Self::TeamCache => "teamCache",
+        }
+    }
+
+    /// The scope of its directory: a project or a team.
+    pub fn scope(self) -> CacheScope {
+        match self {
+            Self::Checkpoints | Self::ProjectCache => CacheScope::Project,
+            Self::TeamCache => CacheScope::Team,
         }
     }
 }
@@ -43,18 +57,19 @@ impl fmt::Display for ContainerVolumeKind {
     }
 }
 
-/// A directory of a project, and where a container, pod or task is to see it. All but kind and project may be left out.
+/// A directory of a project or a team, and where a container, pod or task is to see it. All but kind and name may be left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ContainerVolumeRequest {
     /// The kind of volume.
     pub kind: ContainerVolumeKind,
-    /// The project.
-    pub project: String,
+    /// The name of the project or team. Written as earlier versions read it.
+    #[serde(rename(serialize = "project"), alias = "project")]
+    pub name: String,
     /// The id of the job that checkpoints belong to; they need one.
     #[serde(default)]
     pub id: Option<String>,
-    /// The tenant that the project belongs to, which the runtime knows and no author chooses; default: the agent's own.
+    /// The tenant that the project or team belongs to, which the runtime knows and no author chooses; default: the agent's own.
     #[serde(default)]
     pub tenant: Option<String>,
     /// The directory to bind it to, which the agent makes and removes. Its parent exists below one of the agent's `targets`.
@@ -67,6 +82,26 @@ pub struct ContainerVolumeRequest {
     /// Whether an administrator wrote the request. Other authors get the kinds that `inline_volumes` names.
     #[serde(default)]
     pub trusted: bool,
+}
+
+impl ContainerVolumeRequest {
+    /// Refuses a name that no project or team can have, and an id that is missing, too much or none.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`].
+    pub fn check(&self) -> Result<()> {
+        let kind = self.kind;
+        let invalid = |text: String| Err(Error::new(Kind::Invalid, text));
+        let checked = match (kind, &self.id) {
+            (ContainerVolumeKind::Checkpoints, Some(id)) => {
+                CheckpointId::new(&self.name, id, LOOSE, 0).map(drop)
+            }
+            (ContainerVolumeKind::Checkpoints, None) => invalid("the id of a job is missing".into()),
+            (_, Some(_)) => return invalid(format!("id: cannot be used with {kind}")),
+            (_, None) => kind.scope().check_name(&self.name),
+        };
+        checked.map_err(|e| e.context(kind.to_string()))
+    }
 }
 
 /// The state of a volume.
@@ -98,12 +133,13 @@ pub struct ContainerVolumeStatus {
     pub key: String,
     /// The kind of volume.
     pub kind: ContainerVolumeKind,
-    /// The project.
-    pub project: String,
+    /// The name of the project or team. Earlier versions wrote another key.
+    #[serde(alias = "project")]
+    pub name: String,
     /// The id of the job that its checkpoints belong to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// The tenant that the project belongs to.
+    /// The tenant that the project or team belongs to.
     pub tenant: String,
     /// The container, pod or task that it is for.
     #[serde(rename = "holder", default, skip_serializing_if = "Option::is_none")]
@@ -147,10 +183,23 @@ mod tests {
     #[test]
     fn volume_request_with_an_unknown_key_or_kind_is_refused_by_name() {
         let parse = |text: &str| serde_json::from_str::<ContainerVolumeRequest>(text);
-        assert!(!parse(r#"{"kind": "projectCache", "project": "p"}"#).expect("enough").trusted);
+        assert!(!parse(r#"{"kind": "projectCache", "name": "p"}"#).expect("enough").trusted);
+        // What earlier versions wrote, and read.
+        let written =
+            serde_json::to_string(&parse(r#"{"kind": "teamCache", "project": "t"}"#).expect("enough"));
+        assert!(written.expect("JSON").contains(r#""project":"t""#));
+        for (text, words) in [
+            (r#"{"kind": "teamCache", "name": ""}"#, "teamCache: the name of a team is empty"),
+            (r#"{"kind": "teamCache", "name": "t", "id": "x"}"#, "id: cannot be used with teamCache"),
+            (r#"{"kind": "checkpoints", "name": "p"}"#, "checkpoints: the id of a job is missing"),
+            (r#"{"kind": "checkpoints", "name": "p", "id": "../x"}"#, "checkpoints: bad job ID"),
+        ] {
+            let error = parse(text).expect("a request").check().expect_err(words).to_string();
+            assert!(error.starts_with(words), "{error}");
+        }
         for (text, word) in [
-            (r#"{"kind": "checkpoints", "project": "p", "dir": "/"}"#, "dir"),
-            (r#"{"kind": "scratch", "project": "p"}"#, "scratch"),
+            (r#"{"kind": "checkpoints", "name": "p", "dir": "/"}"#, "dir"),
+            (r#"{"kind": "scratch", "name": "p"}"#, "scratch"),
         ] {
             assert!(parse(text).expect_err(word).to_string().contains(word));
         }

@@ -95,6 +95,9 @@ pub struct UnitReport {
 pub struct UnsavedDirectory {
     /// The tenant that they belong to.
     pub tenant: String,
+    /// The project of the job that wrote them, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub project: Option<String>,
     /// The id of the job that wrote them.
     pub id: String,
     /// The directory on this node.

@@ -1,9 +1,10 @@
 //! The identity of a training job: what its commands find in `BT_` variables, and what its checkpoints are called by.
 
-use bdnfs::checkpoint::{self, CheckpointId, DEFAULT_PROJECT, LOOSE};
+use bdnfs::checkpoint::{CheckpointId, DEFAULT_PROJECT, LOOSE};
 use bdnfs::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 
+use super::cache_scope::CacheScope;
 use crate::random;
 
 /// The team of a job that names none.
@@ -76,7 +77,7 @@ impl TrainingIdentity {
         let invalid = |text: String| Err(Error::new(Kind::Invalid, text));
         // The words of all of its checkpoints.
         CheckpointId::new(self.project(), self.id.as_deref().unwrap_or("any"), LOOSE, self.rank)?;
-        self.team.as_deref().map_or(Ok(()), |team| checkpoint::check_text("the name of a team", team))?;
+        self.team.as_deref().map_or(Ok(()), |team| CacheScope::Team.check_name(team))?;
         if self.rank < self.nodes {
             return Ok(());
         }

@@ -1,11 +1,13 @@
 //! One volume of a container: its request, its state, its record.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
-use bdnfs::error::Kind;
+use bdnfs::error::{Error, Kind, Result};
 use chrono::{DateTime, Utc};
 use parking_lot::Mutex;
+use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
@@ -14,9 +16,10 @@ use crate::api::container_volume::{
 };
 use crate::api::saving::{CheckpointState, SaveReport};
 use crate::api::{ApiResult, Failure};
+use crate::context::Context;
 use crate::publications::bind::BindTarget;
 use crate::text;
-use crate::volumes::cache_home::{CacheHome, CacheScope};
+use crate::volumes::cache_home::CacheHome;
 use crate::volumes::{JobVolume, Volumes};
 
 /// The record of a volume: what the next agent goes on with.
@@ -31,6 +34,9 @@ pub struct ContainerVolumeRecord {
     /// When it was ended, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<DateTime<Utc>>,
+    /// The directory of all volumes that the home of a training cache lies in: another configuration may have another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volumes: Option<PathBuf>,
 }
 
 /// The directory of a volume.
@@ -38,20 +44,50 @@ pub struct ContainerVolumeRecord {
 pub enum WritableDirectory {
     /// The checkpoint directory of a job.
     Checkpoints(JobVolume),
-    /// The home of a project's training cache.
-    ProjectCache(CacheHome),
+    /// The home of the training cache of a project or a team.
+    Cache(CacheHome),
 }
 
 impl WritableDirectory {
-    /// The directory that `request` of `tenant` asks for; it may not exist.
-    pub fn new(volumes: &Volumes, tenant: &str, request: &ContainerVolumeRequest) -> Self {
+    /// The directory that `record` of `tenant` asks for; it may not exist.
+    pub fn new(volumes: &Volumes, tenant: &str, record: &ContainerVolumeRecord) -> Self {
+        let request = &record.request;
         match request.kind {
             ContainerVolumeKind::Checkpoints => {
                 Self::Checkpoints(volumes.of_job(tenant, request.id.as_deref().unwrap_or_default()))
             }
-            ContainerVolumeKind::ProjectCache => {
-                Self::ProjectCache(volumes.cache_home(tenant, CacheScope::Project, &request.project))
+            ContainerVolumeKind::ProjectCache | ContainerVolumeKind::TeamCache => {
+                let (scope, name) = (request.kind.scope(), &request.name);
+                Self::Cache(match &record.volumes {
+                    Some(directory) => volumes.cache_home_in(directory, tenant, scope, name),
+                    None => volumes.cache_home(tenant, scope, name),
+                })
             }
+        }
+    }
+
+    /// The directory of all volumes that a home lies in.
+    fn volumes(&self) -> Option<PathBuf> {
+        match self {
+            Self::Checkpoints(_) => None,
+            Self::Cache(home) => Some(home.volumes().to_owned()),
+        }
+    }
+
+    /// Holds the directory of an earlier run.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`]; [`Kind::Disk`], and [`Kind::Busy`] for a home that is being removed.
+    pub fn hold(&self) -> Result<Vec<File>> {
+        match self {
+            Self::Checkpoints(own) => match own.lock(FlockOperation::NonBlockingLockShared) {
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    let text = format!("{} does not exist", own.path().display());
+                    Err(Error::with(Kind::NotFound, text, error))
+                }
+                locked => Ok(vec![locked.with_context(|| format!("cannot lock {}", own.path().display()))?]),
+            },
+            Self::Cache(home) => home.create(),
         }
     }
 
@@ -59,7 +95,7 @@ impl WritableDirectory {
     pub fn path(&self) -> PathBuf {
         let path = match self {
             Self::Checkpoints(volume) => volume.checkpoints(),
-            Self::ProjectCache(home) => home.tree(),
+            Self::Cache(home) => home.tree(),
         };
         path.canonicalize().unwrap_or(path)
     }
@@ -72,7 +108,7 @@ pub struct ContainerVolume {
     pub key: String,
     /// The request.
     pub request: ContainerVolumeRequest,
-    /// The tenant that the project belongs to.
+    /// The tenant that the project or team belongs to.
     pub tenant: String,
     /// The target of the bind.
     pub target: Option<BindTarget>,
@@ -82,7 +118,7 @@ pub struct ContainerVolume {
     pub began: DateTime<Utc>,
     state: watch::Sender<State>,
     /// Keeps others from removing the directory.
-    lock: Mutex<Option<File>>,
+    locks: Mutex<Vec<File>>,
 }
 
 /// How far a volume is.
@@ -120,12 +156,12 @@ impl ContainerVolume {
     ) -> Self {
         let ContainerVolumeRecord { request, began, ended, .. } = record;
         let state = watch::Sender::new(State { ended, ..State::default() });
-        Self { key, request, tenant, target, directory, began, state, lock: Mutex::default() }
+        Self { key, request, tenant, target, directory, began, state, locks: Mutex::default() }
     }
 
     /// Whether `other` asks for the same. Of one that is published, the rules of the node may have changed since.
     pub fn is_same(&self, other: &ContainerVolumeRequest) -> bool {
-        let is_published = matches!(self.state.borrow().step, ContainerVolumeStep::Published);
+        let is_published = self.is_published();
         let bare = |request: &ContainerVolumeRequest| {
             let bare = ContainerVolumeRequest { consumer: None, ..request.clone() };
             if is_published { ContainerVolumeRequest { tenant: None, trusted: false, ..bare } } else { bare }
@@ -141,18 +177,24 @@ impl ContainerVolume {
             boot: boot.to_owned(),
             began: self.began,
             ended,
+            volumes: self.directory.volumes(),
         }
     }
 
-    /// Holds the directory, at `path`, by its `lock`.
-    pub fn hold(&self, path: PathBuf, lock: File) {
+    /// Holds the directory, at `path`, by its `locks`.
+    pub fn hold(&self, path: PathBuf, locks: Vec<File>) {
         self.state.send_modify(|state| state.path = path);
-        *self.lock.lock() = Some(lock);
+        *self.locks.lock() = locks;
     }
 
     /// Lets go of the directory.
     pub fn release(&self) {
-        *self.lock.lock() = None;
+        self.locks.lock().clear();
+    }
+
+    /// Whether it is published, or was.
+    pub fn is_published(&self) -> bool {
+        matches!(self.state.borrow().step, ContainerVolumeStep::Published)
     }
 
     /// Marks it as published.
@@ -256,13 +298,16 @@ impl ContainerVolume {
         let message = match (&step, &report) {
             (ContainerVolumeStep::Failed(failure), _) => failure.message.clone(),
             (_, Some(report)) => saving_message(report),
-            _ => format!("{} of the project {}", self.request.kind, self.request.project),
+            _ => {
+                let (kind, name) = (self.request.kind, &self.request.name);
+                format!("{kind} of the {} {name}", kind.scope().as_str())
+            }
         };
         let is_published = ended.is_none() && matches!(step, ContainerVolumeStep::Published);
         ContainerVolumeStatus {
             key: self.key.clone(),
             kind: self.request.kind,
-            project: self.request.project.clone(),
+            name: self.request.name.clone(),
             id: self.request.id.clone(),
             tenant: self.tenant.clone(),
             consumer: self.request.consumer.clone(),

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use bdnfs::error::Error;
+use bdnfs::error::Kind;
 use bdnfs::task::blocking;
-use rustix::fs::FlockOperation;
 use tokio::time::sleep;
 
 use super::ContainerVolumes;
@@ -14,30 +13,36 @@ use crate::publications::reconcile::RECONCILE_INTERVAL;
 use crate::volumes::SPACE_CHECK_INTERVAL;
 
 impl ContainerVolumes {
-    /// Goes on with the volumes of an earlier run. Those that have lost their containers are ended.
+    /// Goes on with the volumes of an earlier run. Those that have lost their containers are ended. What can't be had now, or lies
+    /// on a file system that nodes share, which may hang, is tried in the background: no other volume, job or mount waits for it.
     pub async fn restore(self: &Arc<Self>) {
         let volumes = Arc::clone(self);
         let found = blocking(move || {
             let records = volumes.records.all()?;
-            Ok(records
-                .into_iter()
-                .filter_map(|(key, record)| volumes.restore_one(key, record))
-                .collect::<Vec<_>>())
+            Ok(records.into_iter().map(|(key, record)| volumes.locate(key, record)).collect::<Vec<_>>())
         });
         match found.await {
             Err(error) => tracing::error!("volumes of containers cannot be restored: {error}"),
             Ok(found) => {
-                for volume in found {
-                    volume.set_published();
+                for (volume, is_lost) in found {
                     self.table.lock().insert(volume.key.clone(), Arc::clone(&volume));
-                    tokio::spawn(Arc::clone(self).carry(volume));
+                    let is_shared =
+                        matches!(&volume.directory, WritableDirectory::Cache(home) if home.is_shared());
+                    if is_shared || !self.resume(&volume, is_lost).await {
+                        let volumes = Arc::clone(self);
+                        tokio::spawn(async move {
+                            while !volumes.resume(&volume, is_lost).await {
+                                sleep(RECONCILE_INTERVAL).await;
+                            }
+                        });
+                    }
                 }
             }
         }
     }
 
-    /// A volume of an earlier run. Blocks on the local disk.
-    fn restore_one(&self, key: String, record: ContainerVolumeRecord) -> Option<Arc<ContainerVolume>> {
+    /// A volume of an earlier run, and whether it has lost its container. Blocks on the local disk.
+    fn locate(&self, key: String, record: ContainerVolumeRecord) -> (Arc<ContainerVolume>, bool) {
         let is_same_boot = record.boot == self.boot;
         let wanted = record.request.target.clone();
         let target = wanted.as_ref().and_then(|target| BindTarget::locate(target, &self.targets).ok());
@@ -49,34 +54,51 @@ impl ContainerVolumes {
         };
         let tenant = record.request.tenant.clone();
         let tenant = tenant.unwrap_or_else(|| self.mounts.mounter().engine.tenant().to_owned());
-        let directory = WritableDirectory::new(&self.volumes, &tenant, &record.request);
-        let lock = match &directory {
-            WritableDirectory::Checkpoints(own) => own
-                .lock(FlockOperation::NonBlockingLockShared)
-                .map_err(|e| Error::disk(own.path().display().to_string(), e)),
-            WritableDirectory::ProjectCache(home) => home.create(),
+        let directory = WritableDirectory::new(&self.volumes, &tenant, &record);
+        (Arc::new(ContainerVolume::new(key, record, tenant, target, directory)), !is_same_boot || !is_bound)
+    }
+
+    /// Holds the directory of a volume of an earlier run, and goes on with it. False where it is to be tried again: its containers
+    /// may write to it.
+    async fn resume(self: &Arc<Self>, volume: &Arc<ContainerVolume>, is_lost: bool) -> bool {
+        let own = Arc::clone(volume);
+        let hold = move || {
+            own.hold(own.directory.path(), own.directory.hold()?);
+            Ok(())
         };
-        let lock = match lock {
-            Ok(lock) => lock,
-            Err(error) => {
-                if self.volumes.is_empty() {
-                    tracing::warn!(
-                        "volume {key} is not served: nothing lies in {}; mount its disk before the agent starts: {error}",
-                        self.volumes.directory().display()
-                    );
-                    return None;
+        let held = match &volume.directory {
+            WritableDirectory::Checkpoints(_) => blocking(hold).await,
+            WritableDirectory::Cache(home) => self.volumes.on_disk_of(home, move |_| hold()).await,
+        };
+        let (key, directory) = (&volume.key, self.volumes.directory().display());
+        match held {
+            Ok(()) => {
+                if is_lost {
+                    volume.end();
                 }
-                tracing::warn!("volume {key} is lost: {error}");
-                let _ = self.records.remove(&key);
-                return None;
+                volume.set_published();
+                tokio::spawn(Arc::clone(self).carry(Arc::clone(volume)));
+                true
             }
-        };
-        let volume = ContainerVolume::new(key, record, tenant, target, directory);
-        volume.hold(volume.directory.path(), lock);
-        if !is_same_boot || !is_bound {
-            volume.end();
+            Err(error) if error.kind() != Kind::NotFound => {
+                tracing::warn!("volume {key} is tried again in {} s: {error}", RECONCILE_INTERVAL.as_secs());
+                false
+            }
+            Err(error) => {
+                let volumes = Arc::clone(&self.volumes);
+                if blocking(move || Ok(volumes.is_empty())).await.unwrap_or(true) {
+                    tracing::warn!(
+                        "volume {key} is not served: nothing lies in {directory}; mount its disk before the agent starts: {error}"
+                    );
+                    self.table.lock().remove(key);
+                } else {
+                    tracing::warn!("volume {key} is lost: {error}");
+                    self.forget(volume).await;
+                }
+                volume.set_failed(error.into());
+                true
+            }
         }
-        Some(Arc::new(volume))
     }
 
     /// Has the cache, and homes that are not in use, make way for what containers write, as for jobs. Never ends.
@@ -98,7 +120,8 @@ impl ContainerVolumes {
     pub async fn watch(self: Arc<Self>) {
         loop {
             sleep(RECONCILE_INTERVAL).await;
-            for volume in self.all().into_iter().filter(|volume| volume.end_time().is_none()) {
+            for volume in self.all().into_iter().filter(|one| one.is_published() && one.end_time().is_none())
+            {
                 let own = Arc::clone(&volume);
                 let is_bound = blocking(move || {
                     let Some(target) = &own.target else { return Ok(true) };

@@ -11,7 +11,9 @@ mod home_saving;
 #[cfg(test)]
 mod tests;
 
+use std::convert::Infallible;
 use std::fs::File;
+use std::future::pending;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,7 +27,8 @@ use tokio::time::sleep;
 use crate::api::MirrorRequest;
 use crate::mirror;
 use crate::volumes::cache_home::CacheHome;
-use crate::volumes::cache_sync::{CacheSync, PulledCache, UnsavedElsewhere};
+use crate::volumes::cache_sync::{CacheSync, PulledCache, REPORT_INTERVAL, UnsavedElsewhere};
+use crate::volumes::home_users::SharedHomeUser;
 use crate::volumes::{EvictedHome, Volumes};
 
 use home_notes::{note_pulled, torn_message, unsaved_advice};
@@ -62,25 +65,27 @@ pub trait HomeUser: Clone + Send + Sync + 'static {
 }
 
 /// Creates the home, unless it exists, and updates it to the newest state that is saved, unless others on this node use it. Where
-/// it `needs_newest`, it waits for those of other nodes that use it. The file keeps the home from being removed.
+/// it `needs_newest`, it waits for those of other nodes that use it. The files keep the home from being removed.
 ///
 /// # Errors
 /// [`Kind::Busy`] while it is removed; [`Kind::Disk`], [`Kind::NoSpace`]. Where the home needs the newest state and can't have it,
 /// why.
-pub async fn begin<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) -> Result<File> {
+pub async fn begin<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) -> Result<Vec<File>> {
     let mut is_noted = false;
+    if home.is_shared() {
+        // Other nodes do not wait for that.
+        make_room(user).await;
+    }
     loop {
         let use_lock = locked(user, home, CacheHome::try_use_lock).await?;
-        let own = home.clone();
-        let is_in_use = blocking(move || Ok(own.is_in_use())).await?;
+        let is_in_use = user.volumes().on_disk_of(home, |home| Ok(home.is_in_use())).await?;
         let awaited = if is_in_use { None } else { prepare(user, home, needs_newest).await? };
         let Some(unsaved) = awaited else {
-            let own = home.clone();
-            let create = move || {
+            let create = move |home: &CacheHome| {
                 let _use_lock = use_lock;
-                own.create()
+                home.create()
             };
-            return blocking(create).await;
+            return user.volumes().on_disk_of(home, create).await;
         };
         // Those of this node that don't wait may use it meanwhile.
         drop(use_lock);
@@ -95,11 +100,15 @@ pub async fn begin<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) 
 /// Pulls what other nodes saved into a home that nobody uses, and notes that it is about to be written. Where it needs the newest
 /// state, and those who use it on other nodes have that, it returns what is to be waited for.
 async fn prepare<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) -> Result<Option<String>> {
-    let own = home.clone();
-    let is_new = blocking(move || Ok(own.is_new())).await?;
+    let (is_new, is_first_use) =
+        user.volumes().on_disk_of(home, |home| Ok((home.is_new(), !home.has_sync_state()))).await?;
     // What is under way for one that was given up comes to its end before another writes to the home.
     let lock = locked(user, home, CacheHome::try_sync_lock).await?;
-    let mirror = open_mirror(user, home).await;
+    // What was saved before nodes had a file system in common comes to it once.
+    let mirror = match home.is_shared() && !is_first_use {
+        true => Ok(None),
+        false => open_mirror_of(user, home).await,
+    };
     let sync =
         mirror.map(|mirror| mirror.map(|mirror| CacheSync::new(home.clone(), mirror, Arc::clone(&lock))));
     let unsaved = match &sync {
@@ -112,8 +121,11 @@ async fn prepare<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) ->
     {
         return Ok(Some(unsaved.message.clone()));
     }
-    make_room(user).await;
-    let (is_to_be_saved, is_mirror_open) = (!matches!(sync, Ok(None)), matches!(sync, Ok(Some(_))));
+    if !home.is_shared() {
+        make_room(user).await;
+    }
+    let is_to_be_saved = !home.is_shared() && !matches!(sync, Ok(None));
+    let is_mirror_open = !home.is_shared() && matches!(sync, Ok(Some(_)));
     let pull = async {
         let Some(sync) = sync? else { return Ok(None) };
         pull(user, home, &sync, unsaved?, needs_newest).await.map(Some)
@@ -124,6 +136,10 @@ async fn prepare<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) ->
         }
         Err(error) => {
             user.warn(format!("{home} is as this node has it: {error}"));
+            if home.is_shared() {
+                // The next one tries again.
+                return Ok(None);
+            }
             None
         }
         Ok(pulled) => pulled,
@@ -131,8 +147,8 @@ async fn prepare<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) ->
     if is_new && pulled.is_none_or(|pulled| pulled.latest.is_none()) {
         user.note(format!("{home} begins empty"));
     }
-    let (own, now) = (home.clone(), is_to_be_saved.then(boot::id_line).transpose()?);
-    if !blocking(move || own.begin_use(now)).await? {
+    let now = is_to_be_saved.then(boot::id_line).transpose()?;
+    if !user.volumes().on_disk_of(home, move |home| home.begin_use(now)).await? {
         user.warn(format!("{home} will not be saved: {}", torn_message(home)));
     }
     // Of several nodes, only what the first one has will be saved.
@@ -202,8 +218,47 @@ async fn evict<U: HomeUser>(user: &U, work: fn(&Volumes) -> Vec<EvictedHome>) ->
     !evicted.is_empty()
 }
 
-/// Opens the mirror that a home is saved in, if there is one.
+/// Tells the owner of homes, as soon as it is known, that locks on them do not hold between nodes, as long as it is polled.
+pub async fn warn_of_flock<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Infallible {
+    if !homes.is_empty() {
+        user.warn(user.volumes().await_flock_fault().await);
+    }
+    pending().await
+}
+
+/// Tells other nodes again and again that homes are used which they share, as long as it is polled.
+pub async fn beat_regularly<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Infallible {
+    let users: Result<Vec<_>> =
+        homes.iter().filter(|home| home.is_shared()).cloned().map(SharedHomeUser::new).collect();
+    let users: Vec<_> = match users {
+        Ok(users) => users.into_iter().map(Arc::new).collect(),
+        Err(error) => {
+            user.warn(format!("other nodes are not told which caches are in use here: {error}"));
+            return pending().await;
+        }
+    };
+    if users.is_empty() {
+        return pending().await;
+    }
+    loop {
+        for one in &users {
+            let own = Arc::clone(one);
+            if let Err(error) = user.volumes().on_disk_of(one.home(), move |_| own.write_beat()).await {
+                let home = one.home();
+                tracing::warn!("other nodes are not told that {home} is in use here: {error}");
+            }
+        }
+        sleep(REPORT_INTERVAL).await;
+    }
+}
+
+/// Opens the mirror that a home is saved in, if there is one: not where nodes share it.
 async fn open_mirror<U: HomeUser>(user: &U, home: &CacheHome) -> Result<Option<Mirror>> {
+    if home.is_shared() { Ok(None) } else { open_mirror_of(user, home).await }
+}
+
+/// Opens the mirror of a user of a home, if there is one.
+async fn open_mirror_of<U: HomeUser>(user: &U, home: &CacheHome) -> Result<Option<Mirror>> {
     let (user, scratch) = (user.clone(), home.path().to_owned());
     blocking(move || user.mirror()?.map(|at| mirror::open(&at, scratch)).transpose()).await
 }
@@ -216,8 +271,7 @@ async fn locked<U: HomeUser>(
 ) -> Result<Arc<File>> {
     let mut is_noted = false;
     loop {
-        let own = home.clone();
-        if let Some(locked) = blocking(move || lock(&own)).await? {
+        if let Some(locked) = user.volumes().on_disk_of(home, lock).await? {
             return Ok(Arc::new(locked));
         }
         if !is_noted {

@@ -47,7 +47,7 @@ pub async fn begin(run: &JobRun) -> ApiResult<Vec<File>> {
     let Some(caches) = JobCaches::of(&run.queue, job) else { return Ok(Vec::new()) };
     let mut held = Vec::new();
     for home in caches.homes() {
-        held.push(home_use::begin(run, home, caches.needs_newest(home)).await?);
+        held.extend(home_use::begin(run, home, caches.needs_newest(home)).await?);
     }
     Ok(held)
 }
@@ -59,6 +59,8 @@ pub async fn save_regularly(run: &JobRun) -> Infallible {
     tokio::select! {
         never = home_use::save_regularly(run, &homes) => never,
         never = home_use::report_regularly(run, &homes) => never,
+        never = home_use::warn_of_flock(run, &homes) => never,
+        never = home_use::beat_regularly(run, &homes) => never,
     }
 }
 

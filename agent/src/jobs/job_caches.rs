@@ -1,8 +1,9 @@
 //! The training caches of a job: which homes they are, where the job sees them, and when it can't have them.
 
 use std::fs::{self, DirBuilder};
+use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::weights::is_cache_base;
@@ -59,18 +60,22 @@ impl JobCaches {
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub fn create_hub_directory(&self) -> Result<()> {
-        let directory = self.hub_directory();
-        // A home that a job replaced by a link can't be bound.
-        let is_there = || fs::symlink_metadata(&directory).is_ok_and(|found| found.is_dir());
-        if !self.cache.enable_legacy_hf_mount || is_there() {
-            return Ok(());
-        }
-        let failed = || format!("cannot create {}", directory.display());
-        DirBuilder::new().mode(0o700).create(&directory).with_context(failed)
+        if self.cache.enable_legacy_hf_mount { create_unless_there(&self.hub_directory()) } else { Ok(()) }
     }
 
     fn hub_directory(&self) -> PathBuf {
         self.project.tree().join(HUB_DIRECTORY)
+    }
+}
+
+/// Creates a directory, which another job, of this node or another, may create at the same time.
+fn create_unless_there(directory: &Path) -> Result<()> {
+    let failed = || format!("cannot create {}", directory.display());
+    // A link that a job put there can't be bound.
+    let is_there = || fs::symlink_metadata(directory).is_ok_and(|found| found.is_dir());
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && is_there() => Ok(()),
+        created => created.with_context(failed),
     }
 }
 
@@ -85,20 +90,21 @@ pub fn variables(cache: &TrainingCache) -> [(&'static str, String); 3] {
     ]
 }
 
-/// Refuses a job that can't have the caches that it asks for.
+/// Refuses a job that can't have the caches that it asks for, on nodes where these are `shared` or not.
 ///
 /// # Errors
 /// [`Kind::Invalid`].
-pub fn check(request: &JobRequest) -> Result<()> {
+pub fn check(request: &JobRequest, shared: bool) -> Result<()> {
     let Some(cache) = &request.cache else { return Ok(()) };
     let invalid = |text: String| Err(Error::new(Kind::Invalid, text));
     if !is_cache_base(&cache.mount_base_path) {
         let base = cache.mount_base_path.display();
         return invalid(format!("mount_base_path {base}: must be an absolute path without '..'"));
     }
-    if request.training.nodes > 1 && cache.require_cache_affinity {
+    if request.training.nodes > 1 && cache.require_cache_affinity && !shared {
         return invalid(format!(
-            "the job runs on {} nodes, which have no cache in common; set require_cache_affinity to false, and each has its own",
+            "the job runs on {} nodes, which have no cache in common; name a directory of a shared file system in [projects] of \
+             their agents, or set require_cache_affinity to false, and each has its own",
             request.training.nodes
         ));
     }
@@ -124,4 +130,23 @@ pub fn check_cache_places(cache: &TrainingCache, others: &[PathBuf]) -> Result<(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directory_that_several_jobs_create_at_once_is_there_for_each_and_a_link_is_none() {
+        let home = tempfile::tempdir().unwrap();
+        for round in 0..100 {
+            let directory = home.path().join(round.to_string());
+            std::thread::scope(|scope| {
+                let jobs = [(); 4].map(|()| scope.spawn(|| create_unless_there(&directory)));
+                jobs.into_iter().for_each(|job| job.join().unwrap().unwrap());
+            });
+        }
+        std::os::unix::fs::symlink("0", home.path().join("link")).unwrap();
+        assert_eq!(create_unless_there(&home.path().join("link")).unwrap_err().kind(), Kind::Disk);
+    }
 }

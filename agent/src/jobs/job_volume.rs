@@ -15,6 +15,7 @@ use crate::api::container_volume::ContainerVolumeStatus;
 use crate::api::job::{CheckpointLoading, JobRequest};
 use crate::api::saving::UnsavedDirectory;
 use crate::saver;
+use crate::volumes::cache_home::CacheHome;
 use crate::volumes::{CHECKPOINT_PLACE, JobVolume, SCRATCH_PLACE};
 
 impl JobQueue {
@@ -52,7 +53,7 @@ impl JobQueue {
 /// clearing them. Touches the local disk.
 ///
 /// # Errors
-/// Those of [`JobVolume::create`] and [`CacheHome::create`](crate::volumes::cache_home::CacheHome::create).
+/// Those of [`JobVolume::create`] and [`CacheHome::create`].
 pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
     let volume = queue.volume_of(job);
     let mut binds = vec![(volume.scratch(), PathBuf::from(SCRATCH_PLACE))];
@@ -85,7 +86,7 @@ pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
     let mut shared = Vec::new();
     if let Some(caches) = caches {
         caches.create_hub_directory()?;
-        shared.extend(caches.homes().map(|home| home.path().to_owned()));
+        shared.extend(caches.homes().flat_map(CacheHome::lock_paths));
     }
     binds.extend(cache_binds);
     for (_, place) in &binds {
@@ -93,7 +94,8 @@ pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
         let _ = fs::create_dir_all(place);
     }
     let (root, own) = (queue.volumes.directory().to_owned(), volume.path().to_owned());
-    Ok((VolumeBinds { root, own, shared, binds }, locks))
+    let shared_root = queue.volumes.shared_directory().map(Path::to_owned);
+    Ok((VolumeBinds { root, shared_root, own, shared, binds }, locks))
 }
 
 /// The variables with a job's identity and the directories that it may write to.

@@ -28,7 +28,7 @@ use crate::records::Records;
 use crate::saver::{self, SaverEnd};
 use crate::signals::Shutdown;
 use crate::telemetry::scrape::SavingScrape;
-use crate::volumes::Volumes;
+use crate::volumes::{Volumes, flock_probe};
 
 /// Subdirectory of the cache with one directory for each job.
 const JOBS_DIRECTORY: &str = "jobs";
@@ -122,7 +122,7 @@ impl JobQueue {
 
     /// Takes a job into the table, and writes its record. Touches the local disk.
     fn accept(&self, mut request: JobRequest) -> Result<Arc<Job>> {
-        validation::check(&request, self.mounts.mounter(), &self.secret_stores(&request))?;
+        validation::check(&request, self.mounts.mounter(), &self.volumes, &self.secret_stores(&request))?;
         request.training.choose_id(random::bytes()?);
         let id = {
             let mut table = self.table.lock();
@@ -145,6 +145,11 @@ impl JobQueue {
         self.table.lock().jobs.insert(id, Arc::clone(&job));
         self.remove_oldest();
         Ok(job)
+    }
+
+    /// The volumes of the node.
+    pub fn volumes(&self) -> &Volumes {
+        &self.volumes
     }
 
     /// The stores that are searched for the secrets of a job's environment.
@@ -242,6 +247,9 @@ impl JobQueue {
         let unfinished: Vec<_> = self.all().into_iter().filter(|job| !job.has_ended()).collect();
         let (needed, queue) = (self.volumes_in_use(), Arc::clone(self));
         tokio::task::spawn_blocking(move || queue.volumes.remove_leftovers(&needed));
+        if self.lifecycle.is_persistent() {
+            tokio::spawn(flock_probe::watch(Arc::clone(&self.volumes)));
+        }
         for job in unfinished.into_iter().filter(|job| job.is_restored()) {
             tokio::spawn(JobRun::new(Arc::clone(self), job).run(self.lifecycle.keep_alive()));
         }

@@ -80,9 +80,12 @@ pub struct SupervisorOrder {
 pub struct VolumeBinds {
     /// The directory of all volumes, which the job doesn't see.
     pub root: PathBuf,
-    /// The directory in it of the job's own volume, locked as long as the job lives.
+    /// The directory of homes that other nodes share, which the job doesn't see either.
+    #[serde(default)]
+    pub shared_root: Option<PathBuf>,
+    /// The directory of the job's own volume, locked as long as the job lives.
     pub own: PathBuf,
-    /// The directories in it of the caches that it shares with others, locked likewise.
+    /// The directories or files of the caches that it shares with others, locked likewise.
     #[serde(default)]
     pub shared: Vec<PathBuf>,
     /// Writable bind mounts: a directory of those, and the absolute path where the job sees it.

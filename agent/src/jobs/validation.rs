@@ -14,13 +14,18 @@ use super::job_volume::checkpoint_path;
 use super::supervisor::check_places;
 use crate::api::job::{JobRequest, TrainingCache, Variable};
 use crate::mounts::Mounter;
-use crate::volumes::SCRATCH_PLACE;
+use crate::volumes::{SCRATCH_PLACE, Volumes};
 
 /// Refuses a job that can never run. `stores` are searched for the secrets of its environment. Touches the local disk.
 ///
 /// # Errors
 /// [`Kind::Invalid`], which names what is wrong; [`Kind::Refused`] for a secret that is nowhere.
-pub fn check(request: &JobRequest, mounter: &Mounter, stores: &[SecretStore]) -> Result<()> {
+pub fn check(
+    request: &JobRequest,
+    mounter: &Mounter,
+    volumes: &Volumes,
+    stores: &[SecretStore],
+) -> Result<()> {
     request.name.as_deref().map_or(Ok(()), |name| check_label("the name of the job", name))?;
     request.training.check()?;
     check_commands(&request.start_commands)?;
@@ -41,7 +46,7 @@ pub fn check(request: &JobRequest, mounter: &Mounter, stores: &[SecretStore]) ->
     if saved.is_some() && request.direct {
         return invalid("checkpoints are saved in a mirror; leave out --no-mirror".to_owned());
     }
-    job_caches::check(request)?;
+    job_caches::check(request, volumes.shared_directory().is_some())?;
     let caches = request.cache.as_ref().map_or_else(Vec::new, TrainingCache::paths);
     let caches = caches.iter().map(PathBuf::as_path);
     let places: Vec<_> =

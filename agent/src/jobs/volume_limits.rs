@@ -14,12 +14,9 @@ use super::job_volume::checkpoint_path;
 use super::queue::JobQueue;
 use crate::api::Failure;
 use crate::text;
-use crate::volumes::{SCRATCH_PLACE, occupied};
+use crate::volumes::cache_home::CacheHome;
+use crate::volumes::{SCRATCH_PLACE, measure_pause, occupied};
 
-/// How often the size of a volume is measured: a disk of 2 GB/s writes no more meanwhile than a cache keeps free.
-const MEASURE_INTERVAL: Duration = Duration::from_secs(10);
-/// How many times as long as a measurement the pause after it is: a cache may have millions of files.
-const MEASURE_PAUSE_FACTOR: u32 = 20;
 /// The part of its limit, in percent, at which an event tells that a volume is nearly full, and the one at which its job fails.
 const WARN_PERCENT: u64 = 80;
 const FAIL_PERCENT: u64 = 110;
@@ -69,13 +66,22 @@ struct MeasuredVolume {
     is_warned: bool,
     /// The claim to space, which counts what the volume occupies.
     claim: Option<Arc<VolumeClaim>>,
+    /// The home that it is, where nodes share it.
+    shared: Option<CacheHome>,
 }
 
 impl MeasuredVolume {
     /// The volumes of a job that have limits, and its checkpoint directory.
     fn of(queue: &JobQueue, job: &Job) -> Vec<Self> {
-        let new =
-            |name, directory, limit, key| Self { name, directory, limit, key, is_warned: false, claim: None };
+        let new = |name, directory, limit, key| Self {
+            name,
+            directory,
+            limit,
+            key,
+            is_warned: false,
+            claim: None,
+            shared: None,
+        };
         let scratch = queue.volumes.config().scratch_limit.map(|limit| {
             let directory = queue.volume_of(job).scratch();
             new(SCRATCH_PLACE.to_owned(), directory, Some(limit), "scratch_limit in [volumes]")
@@ -83,7 +89,8 @@ impl MeasuredVolume {
         let caches = JobCaches::of(queue, job);
         let homes = caches.iter().flat_map(JobCaches::homes).map(|home| {
             let limit = queue.volumes.cache_limit(home);
-            new(home.to_string(), home.tree(), Some(limit), home.scope().limit_keys())
+            let shared = home.is_shared().then(|| home.clone());
+            Self { shared, ..new(home.to_string(), home.tree(), Some(limit), home.scope().limit_keys()) }
         });
         let checkpoints = checkpoint_path(job.request()).map(|place| {
             let directory = queue.volume_of(job).checkpoints();
@@ -117,21 +124,36 @@ impl MeasuredVolume {
 
 /// Measures a job's volumes until one exceeds its limit. An event warns when one is nearly full.
 pub async fn await_overrun(queue: &JobQueue, job: &Arc<Job>) -> Failure {
-    let mut volumes = MeasuredVolume::of(queue, job);
+    // A shared file system may be slow: the others do not wait for it.
+    let (shared, own) = MeasuredVolume::of(queue, job).into_iter().partition(|one| one.shared.is_some());
+    tokio::select! {
+        failure = await_overrun_of(shared, queue, job) => failure,
+        failure = await_overrun_of(own, queue, job) => failure,
+    }
+}
+
+/// Measures `volumes` until one exceeds its limit.
+async fn await_overrun_of(mut volumes: Vec<MeasuredVolume>, queue: &JobQueue, job: &Arc<Job>) -> Failure {
     if volumes.is_empty() {
         return std::future::pending().await;
     }
-    let mut pause = MEASURE_INTERVAL;
+    let mut pause = measure_pause(Duration::ZERO);
     loop {
         tokio::time::sleep(pause).await;
         let begin = Instant::now();
         for volume in &mut volumes {
-            let directory = volume.directory.clone();
-            let Ok(bytes) = blocking(move || Ok(occupied(&directory))).await else { continue };
+            let bytes = match &volume.shared {
+                Some(home) => queue.volumes.on_disk_of(home, |home| Ok(home.shared_usage())).await,
+                None => {
+                    let directory = volume.directory.clone();
+                    blocking(move || Ok(Some(occupied(&directory)))).await
+                }
+            };
+            let Ok(Some(bytes)) = bytes else { continue };
             if let Some(failure) = volume.check_size(bytes, job) {
                 return failure;
             }
         }
-        pause = MEASURE_INTERVAL.max(begin.elapsed() * MEASURE_PAUSE_FACTOR);
+        pause = measure_pause(begin.elapsed());
     }
 }

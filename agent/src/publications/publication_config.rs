@@ -15,7 +15,7 @@ pub struct PublicationConfig {
     pub bases: Option<PathBuf>,
     /// Schemes and prefixes of the sources that authors without administrators' rights may name.
     pub inline_sources: Vec<String>,
-    /// The volumes to write to that authors without administrators' rights may ask for, in projects of their tenant.
+    /// The volumes to write to that authors without administrators' rights may ask for, in projects and teams of their tenant.
     pub inline_volumes: Vec<ContainerVolumeKind>,
     /// The sources that have a name.
     pub sources: Vec<SourceConfig>,

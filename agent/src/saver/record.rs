@@ -25,6 +25,9 @@ const MAX_EVENTS: usize = 200;
 /// The record of a saver.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SaverRecord {
+    /// The project of the job; unknown where an earlier version was the saver.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub project: Option<String>,
     /// The states of the checkpoints.
     pub report: SaveReport,
     /// The state in which each that is there was last saved.

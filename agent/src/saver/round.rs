@@ -44,6 +44,7 @@ pub async fn save(order: SaveOrder) -> Result<()> {
     let report = &mut record.report;
     (report.finished, report.given_up, report.torn) = (false, false, 0);
     report.directory.clone_from(&order.directory);
+    record.project = Some(order.project.clone());
     let context = Arc::new(SaveContext::new(order, directory));
     let mut saver = Saver {
         sealed: context.sealed(),

@@ -5,7 +5,7 @@ use std::fs;
 use rustix::fs::FlockOperation;
 
 use super::process::has_saver;
-use super::record;
+use super::record::{self, SaverRecord};
 use crate::api::saving::{CheckpointState, UnsavedDirectory};
 use crate::volumes::{self, JobVolume};
 
@@ -19,10 +19,10 @@ pub fn unsaved_directory(tenant: String, volume: &JobVolume) -> Option<UnsavedDi
     let directory = volume.checkpoints();
     fs::read_dir(&directory).ok()?.next()?.ok()?;
     volumes::try_lock(volume.path(), FlockOperation::NonBlockingLockExclusive).ok()?;
-    let report = record::read(volume.path()).unwrap_or_default().report;
+    let SaverRecord { project, report, .. } = record::read(volume.path()).unwrap_or_default();
     let unsaved = report.checkpoints.iter().filter(|one| one.state != CheckpointState::Saved);
     let bytes = unsaved.map(|one| one.bytes).sum();
-    Some(UnsavedDirectory { tenant, id: volume.id().to_owned(), directory, bytes, why: report.why })
+    Some(UnsavedDirectory { tenant, project, id: volume.id().to_owned(), directory, bytes, why: report.why })
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ mod health;
 mod jobs;
 mod mounts;
 mod publications;
+mod training_caches;
 mod volumes;
 
 /// The id in a path.
@@ -80,6 +81,7 @@ fn control_routes() -> Routes {
         .merge(jobs::routes())
         .merge(publications::routes())
         .merge(volumes::routes())
+        .merge(training_caches::routes())
         .merge(cache::routes())
         .merge(cluster::routes())
         .merge(health::routes())

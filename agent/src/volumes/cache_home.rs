@@ -5,8 +5,8 @@
 //!                          /team/<name>/tree
 //! ```
 //!
-//! A user of a home holds its directory locked, shared; its removal locks it exclusively. Who begins or ends to use it holds the
-//! use lock, so that there is a first and a last user; who pulls or saves it holds the sync lock.
+//! A user of a home holds it locked ([`super::home_users`]). Who begins or ends to use it holds the use lock, so that there is a
+//! first and a last user; who pulls or saves it holds the sync lock.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind};
@@ -15,10 +15,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bdnfs::checkpoint::encoded_name::{decode, encode};
-use bdnfs::error::{Error, Kind, Result};
+use bdnfs::error::Result;
 use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_NOW};
 
-use super::{TRASH_DIRECTORY, lock, subdirectories, trash};
+use super::home_users::USERS_FILE;
+use super::{TRASH_DIRECTORY, shared_root, subdirectories, trash};
+pub use crate::api::cache_scope::CacheScope;
 use crate::context::Context;
 
 /// The directory of a tenant's homes, in that of the tenant.
@@ -27,41 +29,8 @@ const CACHES_DIRECTORY: &str = "caches";
 const USE_LOCK_FILE: &str = "turn.lock";
 /// The file in a home that is locked while it is pulled or saved, and was last written when that last began.
 const SYNC_FILE: &str = "sync.lock";
-
-/// The scope of a cache: a project or a team.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CacheScope {
-    /// The cache of all jobs of a project.
-    Project,
-    /// The cache of all jobs of a team.
-    Team,
-}
-
-impl CacheScope {
-    /// The word for it, which is also the name of a directory.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Project => "project",
-            Self::Team => "team",
-        }
-    }
-
-    /// The settings that limit its caches.
-    pub fn limit_keys(self) -> &'static str {
-        match self {
-            Self::Project => "cache_limit or project_limits in [volumes]",
-            Self::Team => "cache_limit or team_limits in [volumes]",
-        }
-    }
-
-    /// The option of `bdnfs project` that selects the scope.
-    pub fn option(self) -> &'static str {
-        match self {
-            Self::Project => "",
-            Self::Team => "--team ",
-        }
-    }
-}
+/// The file in a home on a shared file system that is locked while a node counts what it occupies.
+const USAGE_LOCK_FILE: &str = "usage.lock";
 
 /// The home of a cache, which may not exist.
 #[derive(Clone, Debug)]
@@ -71,6 +40,7 @@ pub struct CacheHome {
     path: PathBuf,
     trash: PathBuf,
     volumes: PathBuf,
+    is_shared: bool,
 }
 
 impl CacheHome {
@@ -79,7 +49,18 @@ impl CacheHome {
         let tenant = volumes.join(tenant);
         let path = tenant.join(CACHES_DIRECTORY).join(scope.as_str()).join(encode(name));
         let (trash, volumes) = (tenant.join(TRASH_DIRECTORY), volumes.to_owned());
-        Self { scope, name: name.into(), path, trash, volumes }
+        Self { scope, name: name.into(), path, trash, volumes, is_shared: false }
+    }
+
+    /// The same, on a file system that other nodes have, too.
+    pub fn on_shared_file_system(self) -> Self {
+        Self { is_shared: true, ..self }
+    }
+
+    /// The home as one on a shared file system, if it is there and such a one, for commands that know no configuration. Touches its
+    /// disk.
+    pub fn detect_shared_file_system(self) -> Self {
+        if self.path.join(USERS_FILE).exists() { self.on_shared_file_system() } else { self }
     }
 
     /// The homes of a tenant in the directory of all volumes: those of projects first, by their names. Touches the local disk.
@@ -91,7 +72,8 @@ impl CacheHome {
             let encoded = directories.iter().filter_map(|path| decode(path.file_name()?.to_str()?));
             let mut names: Vec<_> = encoded.collect();
             names.sort();
-            homes.extend(names.iter().map(|name| Self::new(volumes, tenant, scope, name)));
+            let found = names.iter().map(|name| Self::new(volumes, tenant, scope, name));
+            homes.extend(found.map(Self::detect_shared_file_system));
         }
         homes
     }
@@ -111,9 +93,14 @@ impl CacheHome {
         format!("cache://{}/{}", self.scope.as_str(), encode(&self.name))
     }
 
-    /// The directory of the home, which its users hold locked.
+    /// The directory of the home.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether it lies on a file system that other nodes have, too.
+    pub fn is_shared(&self) -> bool {
+        self.is_shared
     }
 
     /// The directory that jobs see.
@@ -131,40 +118,11 @@ impl CacheHome {
         self.synced_ago().is_none()
     }
 
-    /// Whether a job uses it. Touches the local disk.
-    pub fn is_in_use(&self) -> bool {
-        lock(&self.path, FlockOperation::NonBlockingLockExclusive)
-            .is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
-    }
-
-    /// Creates the home, unless it exists, for its owner alone. The returned lock keeps it from being removed; the supervisor of a
-    /// job does the same. Touches the local disk.
-    ///
-    /// # Errors
-    /// [`Kind::Busy`] while it is removed; [`Kind::Disk`].
-    pub fn create(&self) -> Result<File> {
-        let failed = || format!("cannot create {}", self.path.display());
-        loop {
-            self.create_tree().with_context(failed)?;
-            let locked = match lock(&self.path, FlockOperation::NonBlockingLockShared) {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    return Err(self.busy("is being removed", error));
-                }
-                Err(error) if error.kind() == ErrorKind::NotFound => continue,
-                locked => locked.with_context(failed)?,
-            };
-            // The directory may have been moved between open and lock.
-            if is_at(&locked, &self.path).with_context(failed)? && self.exists() {
-                return Ok(locked);
-            }
-        }
-    }
-
     /// Takes the lock to begin or to end to use it; `None` while another process has it. It is given back when the file is closed.
     /// Touches the local disk.
     ///
     /// # Errors
-    /// [`Kind::Disk`].
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub fn try_use_lock(&self) -> Result<Option<File>> {
         self.try_lock(USE_LOCK_FILE)
     }
@@ -173,7 +131,7 @@ impl CacheHome {
     /// the local disk.
     ///
     /// # Errors
-    /// [`Kind::Disk`].
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub fn try_sync_lock(&self) -> Result<Option<File>> {
         let lock = self.try_idle_sync_lock()?;
         if let Some(lock) = &lock {
@@ -188,6 +146,11 @@ impl CacheHome {
     /// Like [`try_sync_lock`](Self::try_sync_lock), for a user that neither pulls nor saves the home.
     pub(super) fn try_idle_sync_lock(&self) -> Result<Option<File>> {
         self.try_lock(SYNC_FILE)
+    }
+
+    /// Takes the lock to count what it occupies; `None` while another process has it. Touches its disk.
+    pub(super) fn try_usage_lock(&self) -> Result<Option<File>> {
+        self.try_lock(USAGE_LOCK_FILE)
     }
 
     /// How long ago it was last pulled or saved, or that began; `None` where it never was. Touches the local disk.
@@ -213,11 +176,19 @@ impl CacheHome {
 
     /// Makes the directory that jobs see, for its owner alone.
     pub(super) fn create_tree(&self) -> io::Result<()> {
-        DirBuilder::new().recursive(true).mode(0o700).create(self.tree())
+        if self.is_shared {
+            shared_root::check(&self.volumes)?;
+        }
+        DirBuilder::new().recursive(true).mode(0o700).create(self.tree())?;
+        if self.is_shared {
+            let path = self.path.join(USERS_FILE);
+            File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+        }
+        Ok(())
     }
 
     /// The directory of all volumes.
-    pub(super) fn volumes(&self) -> &Path {
+    pub fn volumes(&self) -> &Path {
         &self.volumes
     }
 
@@ -231,39 +202,16 @@ impl CacheHome {
         trash::move_into(path, &self.trash, &format!("{}-cache", self.scope.as_str()))
     }
 
-    /// Moves the home into the trash. Touches the local disk. [`empty_trash`](Self::empty_trash) frees the space.
-    ///
-    /// # Errors
-    /// [`Kind::NotFound`] where it is not there, [`Kind::Busy`] while it is used, [`Kind::Disk`].
-    pub fn remove(&self) -> Result<()> {
-        let failed = || format!("cannot remove {}", self.path.display());
-        let _lock =
-            lock(&self.path, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
-                match error.kind() {
-                    ErrorKind::WouldBlock => {
-                        self.busy("is in use by a job on this node; stop that first", error)
-                    }
-                    ErrorKind::NotFound => Error::new(Kind::NotFound, format!("{self} is not on this node")),
-                    _ => Error::disk(failed(), error),
-                }
-            })?;
-        self.move_to_trash(&self.path).with_context(failed)
-    }
-
     /// Removes what lies in the trash of its tenant, and waits until that is done. Touches the local disk.
     pub fn empty_trash(&self) {
         if let Some(thread) = trash::empty(self.trash.clone()) {
             let _ = thread.join();
         }
     }
-
-    fn busy(&self, why: &str, error: io::Error) -> Error {
-        Error::with(Kind::Busy, format!("{self} {why}"), error)
-    }
 }
 
 /// Whether the open file `locked` is the one at `path`.
-fn is_at(locked: &File, path: &Path) -> io::Result<bool> {
+pub(super) fn is_at(locked: &File, path: &Path) -> io::Result<bool> {
     let locked = locked.metadata()?;
     match fs::metadata(path) {
         Ok(found) => Ok((found.dev(), found.ino()) == (locked.dev(), locked.ino())),
@@ -306,25 +254,5 @@ mod tests {
                 .iter()
                 .all(|path| path.is_dir() && path.starts_with(volumes.path().join("t/caches/project")))
         );
-    }
-
-    #[test]
-    fn cache_home_in_use_is_not_removed_and_a_removed_one_starts_empty() {
-        let volumes = tempfile::tempdir().unwrap();
-        let home = home(volumes.path(), "t", "p");
-        assert_eq!(home.remove().unwrap_err().kind(), Kind::NotFound);
-        let (first, second) = (home.create().unwrap(), home.create().unwrap());
-        fs::write(home.tree().join("file"), "kept").unwrap();
-        drop(first);
-        assert!(home.is_in_use());
-        assert_eq!(home.remove().unwrap_err().kind(), Kind::Busy);
-        drop(second);
-        assert!(!home.is_in_use() && home.tree().join("file").exists());
-        home.remove().unwrap();
-        assert!(!home.exists());
-        let _held = home.create().unwrap();
-        assert_eq!(fs::read_dir(home.tree()).unwrap().count(), 0);
-        home.empty_trash();
-        assert_eq!(fs::read_dir(volumes.path().join("t/trash")).unwrap().count(), 0);
     }
 }

@@ -7,7 +7,7 @@ use bdnfs::error::Result;
 use bdnfs::volume::VolumeDirectory;
 
 use super::cache_home::CacheHome;
-use super::{Volumes, occupied, subdirectories};
+use super::{Volumes, occupied};
 use crate::text;
 
 /// A home that was evicted.
@@ -45,10 +45,9 @@ impl Volumes {
         if !is_short(freed) {
             return evicted;
         }
-        let tenants = subdirectories(self.directory());
-        let names = tenants.iter().filter_map(|tenant| tenant.file_name()?.to_str());
-        let homes = names.flat_map(|tenant| CacheHome::all(self.directory(), tenant));
-        let mut homes: Vec<_> = homes.map(|home| (home.synced_ago().unwrap_or_default(), home)).collect();
+        let homes = self.own_homes().into_iter();
+        let mut homes: Vec<_> =
+            homes.map(|(_, home)| (home.synced_ago().unwrap_or_default(), home)).collect();
         homes.sort_by_key(|(idle, _)| std::cmp::Reverse(*idle));
         for (idle, home) in homes {
             match home.evict() {

@@ -4,12 +4,22 @@ use std::collections::HashSet;
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, openat, statat};
 use rustix::path::Arg;
 
+/// How often the size of a volume is measured: a disk of 2 GB/s writes no more meanwhile than a cache keeps free.
+const MEASURE_INTERVAL: Duration = Duration::from_secs(10);
+/// How many times as long as a measurement the pause after it is: a cache may have millions of files.
+const MEASURE_PAUSE_FACTOR: u32 = 20;
 /// The unit of `st_blocks`, whatever the block size of the file system (stat(2)).
 const SECTOR_BYTES: u64 = 512;
+
+/// The pause after a measurement that `took` so long.
+pub fn measure_pause(took: Duration) -> Duration {
+    MEASURE_INTERVAL.max(took * MEASURE_PAUSE_FACTOR)
+}
 
 /// The bytes that all below `directory` occupies on the disk; what has several names counts once. What goes meanwhile, or can't be
 /// looked at, counts nothing. Touches the local disk.

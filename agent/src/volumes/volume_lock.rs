@@ -31,7 +31,8 @@ pub fn lock(path: &Path, how: FlockOperation) -> io::Result<File> {
 /// # Errors
 /// As [`lock`].
 pub fn try_lock(path: &Path, how: FlockOperation) -> io::Result<File> {
-    let locked = File::open(path)?;
+    // NFS has record locks for them: an exclusive one needs a file that is open for writing.
+    let locked = File::options().read(true).write(true).open(path).or_else(|_| File::open(path))?;
     rustix::fs::flock(&locked, how)?;
     Ok(locked)
 }

@@ -14,6 +14,7 @@ use crate::mirror::MirrorArgs;
 use crate::runtime;
 
 mod forget;
+mod key;
 mod ls;
 mod rm;
 mod save;
@@ -38,6 +39,8 @@ enum ProjectCommand {
     Show(show::ProjectShowArgs),
     /// Save a cache in a mirror
     Save(save::ProjectSaveArgs),
+    /// Print the affinity of pods that prefer nodes which have a cache, for `bdnfs csi --locality`
+    Key(key::ProjectKeyArgs),
     /// Give up the unsaved changes of a node that is gone
     Forget(forget::ProjectForgetArgs),
     /// Remove a cache from this node, and what a mirror has of it
@@ -70,7 +73,7 @@ struct CacheHomeArgs {
     /// Tenant that the project or team belongs to
     #[arg(long, value_name = "NAME", default_value = DEFAULT_TENANT)]
     tenant: String,
-    /// Directory of all volumes: [volumes] dir of the agent. Default: /var/lib/bdnfs/volumes
+    /// Directory of all volumes: [projects] dir or [volumes] dir of the agent. Default: /var/lib/bdnfs/volumes
     #[arg(long, value_name = "DIR")]
     volumes_dir: Option<PathBuf>,
 }
@@ -90,7 +93,7 @@ impl CacheHomeArgs {
     fn home(&self, cache: &CacheNameArgs) -> Result<CacheHome> {
         bdnfs::source::tenant::check(&self.tenant)?;
         let scope = if cache.team { CacheScope::Team } else { CacheScope::Project };
-        Ok(CacheHome::new(&self.directory(), &self.tenant, scope, &cache.name))
+        Ok(CacheHome::new(&self.directory(), &self.tenant, scope, &cache.name).detect_shared_file_system())
     }
 }
 
@@ -100,7 +103,7 @@ impl CacheHomeArgs {
 struct CacheMirrorArgs {
     #[command(flatten)]
     cache: CacheNameArgs,
-    /// Directory of all volumes: [volumes] dir of the agent. Default: /var/lib/bdnfs/volumes
+    /// Directory of all volumes: [projects] dir or [volumes] dir of the agent. Default: /var/lib/bdnfs/volumes
     #[arg(long, value_name = "DIR")]
     volumes_dir: Option<PathBuf>,
     #[command(flatten)]
@@ -131,6 +134,7 @@ impl CacheMirrorArgs {
 pub fn run(args: ProjectCommandArgs) -> Result<()> {
     match args.command {
         ProjectCommand::Ls(args) => ls::run(&args),
+        ProjectCommand::Key(args) => key::run(&args),
         ProjectCommand::Summarize(args) => summarize::run(&args),
         ProjectCommand::Show(args) => runtime::block_on_threads(show::run(args)),
         ProjectCommand::Forget(args) => runtime::block_on_threads(forget::run(args)),

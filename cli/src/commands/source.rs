@@ -54,7 +54,7 @@ pub fn run(args: SourceCommandArgs) -> Result<()> {
 }
 
 /// The affinity for a pod's `spec`, as YAML.
-fn affinity(label: &str) -> String {
+pub fn affinity(label: &str) -> String {
     format!(
         "affinity:
   nodeAffinity:

@@ -218,14 +218,12 @@ fn format_report(report: &StatusReport) -> String {
         out.push_str(&text::table(&rows, &[]));
     }
     if !report.volumes.is_empty() {
-        let head = ["VOLUME", "FOR", "PROJECT", "PATH", "STATE"].map(str::to_owned).to_vec();
+        let head = ["VOLUME", "FOR", "NAME", "PATH", "STATE"].map(str::to_owned).to_vec();
         let rows: Vec<_> = std::iter::once(head).chain(report.volumes.iter().map(volume_row)).collect();
         out.push_str(&text::table(&rows, &[]));
     }
     if !report.unsaved.is_empty() {
-        let head = ["UNSAVED", "TENANT", "SIZE", "DIRECTORY", "REASON"].map(str::to_owned).to_vec();
-        let rows: Vec<_> = std::iter::once(head).chain(report.unsaved.iter().map(unsaved_row)).collect();
-        out.push_str(&text::table(&rows, &[2]));
+        out.push_str(&unsaved_table(&report.unsaved));
     }
     for agent in &report.agents {
         out.push_str(&format_usage(agent));
@@ -269,14 +267,21 @@ fn volume_row(one: &ContainerVolumeStatus) -> Vec<String> {
     let path = one.path.as_ref().map_or("-".to_owned(), |path| path.display().to_string());
     let consumer = one.consumer.clone().unwrap_or_else(|| "-".to_owned());
     let of_job = one.id.as_ref().map_or_else(String::new, |id| format!("@{id}"));
-    let (kind, project, state) = (one.kind, &one.project, format!("{}: {}", one.state, one.message));
-    vec![kind.to_string(), consumer, format!("{project}{of_job}"), path, state]
+    let (kind, name, state) = (one.kind, &one.name, format!("{}: {}", one.state, one.message));
+    vec![kind.to_string(), consumer, format!("{name}{of_job}"), path, state]
+}
+
+/// A table of directories with checkpoints that could not be saved.
+pub fn unsaved_table(unsaved: &[UnsavedDirectory]) -> String {
+    let head = ["UNSAVED", "TENANT", "SIZE", "DIRECTORY", "REASON"].map(str::to_owned).to_vec();
+    text::table(&std::iter::once(head).chain(unsaved.iter().map(unsaved_row)).collect::<Vec<_>>(), &[2])
 }
 
 fn unsaved_row(one: &UnsavedDirectory) -> Vec<String> {
-    let UnsavedDirectory { tenant, id, directory, bytes, why } = one;
-    let why = why.clone().unwrap_or_else(|| "-".to_owned());
-    vec![id.clone(), tenant.clone(), text::size(*bytes), directory.display().to_string(), why]
+    let why = one.why.clone().unwrap_or_else(|| "-".to_owned());
+    let project = one.project.as_ref().map_or_else(String::new, |project| format!("{project}@"));
+    let job = format!("{project}{}", one.id);
+    vec![job, one.tenant.clone(), text::size(one.bytes), one.directory.display().to_string(), why]
 }
 
 fn format_usage(agent: &AgentInfo) -> String {
@@ -351,6 +356,7 @@ mod tests {
             ],
             unsaved: vec![UnsavedDirectory {
                 tenant: "a".into(),
+                project: Some("p".into()),
                 id: "lost".into(),
                 directory: "/v".into(),
                 bytes: 2,
@@ -373,10 +379,10 @@ MOUNTPOINT  SOURCE    FILES    SIZE  LOCAL  FETCHED  STATE
 /mnt/q      s3://b/q      -       -      -        -  dead
 PUBLICATION  FOR    SOURCE    PATH     STATE
 csi-1        pod a  s3://b/p  /pods/a  published
-VOLUME       FOR    PROJECT         PATH  STATE
+VOLUME       FOR    NAME            PATH  STATE
 checkpoints  pod b  llama@3f1c9a2b  -     saving: 1 of 2 checkpoints saved
 UNSAVED  TENANT  SIZE  DIRECTORY  REASON
-lost     a        2 B  /v         -
+p@lost   a        2 B  /v         -
 cache /c: 450 B used of 2.0 kB; disk: 9.0 kB free, 100 B reserved
 ";
         assert_eq!(format_report(&report), text);

@@ -234,6 +234,32 @@ async fn latest_of_ranks_that_all_completed_another_state_stays_that_of_one_time
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn checkpoint_entered_by_several_savers_at_once_loses_no_generation() {
+    const SAVERS: u8 = 8;
+    let directory = tempfile::tempdir().expect("directory");
+    for mirror in [mirror(Arc::new(InMemory::new())), directory_mirror(directory.path())] {
+        let saved =
+            save(&mirror, id("p", "j", "last", 0), &FileTree::from([(b"a".to_vec(), noise(9, 1))])).await;
+        let enter = |number| {
+            // As another process, which shares nothing but the store.
+            let (mirror, manifest) = (mirror.clone(), Digest([number; 32]));
+            let saved = SavedCheckpoint { manifest, complete: false, ..saved.clone() };
+            tokio::spawn(async move { mirror.enter_checkpoint(saved).await.expect("entered") })
+        };
+        let mut entered = Vec::new();
+        for task in (1..=SAVERS).map(enter).collect::<Vec<_>>() {
+            entered.push(task.await.expect("no panic"));
+        }
+        entered.sort_by_key(|saved| saved.generation);
+        let generations: Vec<_> = entered.iter().map(|saved| saved.generation).collect();
+        assert_eq!(generations, (2..=u64::from(SAVERS) + 1).collect::<Vec<_>>());
+        let last = mirror.checkpoint(&saved.id).await.expect("read").expect("entered");
+        assert_eq!(Some(&last), entered.last());
+        assert_eq!(last.previous_complete.map(|complete| complete.manifest), Some(saved.manifest));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn collect_of_a_mirror_whose_last_complete_generation_is_damaged_deletes_nothing() {
     let store = Arc::new(InMemory::new());
     let mirror = mirror(store.clone());

@@ -157,7 +157,7 @@ fn publications(api: &mut OpenApi, agent: &AgentProcess, machine: &Machine, targ
 fn volumes(api: &mut OpenApi, agent: &AgentProcess, targets: &Path) {
     let (route, target) = ("/v1/volumes/{key}", targets.join("cache"));
     let mut request = json!({
-        "kind": "projectCache", "project": "p", "id": null, "tenant": "alice", "target": place(&target),
+        "kind": "projectCache", "name": "p", "id": null, "tenant": "alice", "target": place(&target),
         "holder": "pod default/a", "trusted": true,
     });
     let published = api.ask(agent, "PUT", route, "one", &request.to_string()).json();
@@ -167,7 +167,12 @@ fn volumes(api: &mut OpenApi, agent: &AgentProcess, targets: &Path) {
     api.ask(agent, "GET", "/v1/volumes", "", "");
     let status = api.ask(agent, "GET", "/v1/status", "", "").json();
     assert_eq!(status["volumes"][0]["key"], "one");
-    request["project"] = json!("q");
+    let caches = api.ask(agent, "GET", "/v1/training-caches", "", "").json();
+    assert_eq!(
+        (&caches["caches"][0]["tenant"], &caches["caches"][0]["source"]),
+        (&json!("alice"), &json!("cache://project/p"))
+    );
+    request["name"] = json!("q");
     api.fails(agent, ("PUT", route, "one"), &request.to_string(), 409);
     api.fails(agent, ("PUT", route, "other"), &request.to_string(), 409);
     request["trusted"] = json!(false);

@@ -175,9 +175,30 @@ fn written_volume_that_dockerd_forgot_is_ended_when_no_container_has_it() {
 }
 
 #[test]
+fn written_volume_of_a_team_is_its_training_cache() {
+    let plugin = WrittenPlugin::new();
+    let call = |call: &str| {
+        let arguments = json!({"Name": "team", "ID": "0a1b2c3d", "Opts": {"teamCache": "research"}});
+        let (code, answer) = plugin.call(&format!("VolumeDriver.{call}"), DOCKER, &arguments);
+        assert_eq!(code, 200, "{call}: {answer}");
+        answer
+    };
+    call("Create");
+    let path = PathBuf::from(call("Mount")["Mountpoint"].as_str().unwrap());
+    assert_eq!(path, plugin.machine.volumes().join("default/caches/team/research/tree"));
+    fs::write(path.join("file"), "cached").unwrap();
+    call("Unmount");
+    plugin.await_saved();
+    let mirror = format!("file://{}", plugin.machine.directory("mirror").display());
+    let show = ["project", "show", "--team", "research", "--json", "--mirror", &mirror];
+    let shown: Value = serde_json::from_str(&plugin.machine.run(&show).succeeds()).unwrap();
+    assert_eq!((&shown["saved"]["files"], &shown["nodes"][0]["newest"]), (&json!(1), &json!(true)));
+}
+
+#[test]
 fn container_writing_to_a_disk_that_the_cache_has_filled_has_data_evicted() {
     let Some(filled) = FilledDisk::new() else { return };
-    let request = json!({"kind": "projectCache", "project": "p", "trusted": true}).to_string();
+    let request = json!({"kind": "projectCache", "name": "p", "trusted": true}).to_string();
     let volume = filled.agent.ask("PUT", "/v1/volumes/cache", &request).json();
     let path = Path::new(volume["path"].as_str().unwrap());
     fs::write(path.join("first"), vec![1; 40_000_000]).unwrap();

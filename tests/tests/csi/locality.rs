@@ -9,6 +9,7 @@ use axum::extract::{Path, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::get;
+use bdnfs_tests::kubelet::PodVolume;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::serve::HttpServer;
@@ -112,6 +113,39 @@ fn node_label_of_a_complete_source_stays_until_it_is_evicted() {
 }
 
 #[test]
+fn node_label_of_a_training_cache_stays_until_its_home_is_gone() {
+    let node =
+        json!({"metadata": {"name": "node-1", "resourceVersion": "1", "labels": {"zone": "a"}}, "spec": {}});
+    let nodes: Nodes = Arc::new(Mutex::new([node, json!({})]));
+    let allowed = "inline_volumes = [\"projectCache\", \"teamCache\"]\n";
+    let mut node = KubernetesNode::with_config(SHORT_DEADLINE, allowed);
+    let (_server, words) = api_server(&nodes, &node.env.machine.directory("account"), "1s");
+    node.driver.end();
+    node.driver = DriverProcess::start(&node.env, &words.iter().map(String::as_str).collect::<Vec<_>>());
+    node.kubelet.register();
+    let labels = || nodes.lock().unwrap()[0]["metadata"]["labels"].clone();
+    let label = |words: &[&str]| {
+        let affinity = node.env.machine.run(&[&["project", "key"], words].concat()).succeeds();
+        affinity.split("- key: ").nth(1).unwrap().lines().next().unwrap().to_owned()
+    };
+    let (project, team) = (label(&["llama"]), label(&["llama", "--team"]));
+    assert!(project != team && project != label(&["llama", "--tenant", "other"]));
+
+    let volumes = [("one", "projectCache"), ("two", "teamCache")]
+        .map(|(pod, attribute)| PodVolume::inline(pod, &[(attribute, "llama")]));
+    for volume in &volumes {
+        node.kubelet.mount(volume);
+        node.kubelet.unpublish(volume).unwrap();
+    }
+    eventually("the labels are there that pods ask for", || {
+        labels() == json!({"zone": "a", project.as_str(): "true", team.as_str(): "true"})
+    });
+    let removed = || node.env.machine.run(&["project", "rm", "llama", "--yes"]).code == Some(0);
+    eventually("the home is not in use", removed);
+    eventually("what is gone is not said", || labels() == json!({"zone": "a", team.as_str(): "true"}));
+}
+
+#[test]
 fn startup_taint_is_removed_when_agent_and_driver_are_ready_and_others_stay() {
     let [ours, other] =
         ["bdnfs.io/agent-not-ready", "gpu"].map(|key| json!({"key": key, "effect": "NoSchedule"}));
@@ -139,13 +173,15 @@ fn startup_taint_is_removed_when_agent_and_driver_are_ready_and_others_stay() {
 }
 
 #[test]
-fn kubernetes_page_affinity_equals_output_of_source_key() {
+fn kubernetes_page_affinity_equals_output_of_source_key_and_project_key() {
     let page = FilePath::new(env!("CARGO_MANIFEST_DIR")).join("../docs/kubernetes.md");
     let page = fs::read_to_string(page).unwrap();
-    let line = page.lines().find(|line| line.starts_with("bdnfs source key ")).unwrap();
-    let words: Vec<_> = line.split(' ').skip(1).collect();
-    let printed = Machine::new().run(&words).succeeds();
-    // It stands below `spec`.
-    let indented: String = printed.lines().map(|line| format!("  {line}\n")).collect();
-    assert!(page.contains(&indented), "{indented}");
+    for command in ["bdnfs source key ", "bdnfs project key "] {
+        let line = page.lines().find(|line| line.starts_with(command)).unwrap();
+        let words: Vec<_> = line.split(' ').skip(1).collect();
+        let printed = Machine::new().run(&words).succeeds();
+        // It stands below `spec`.
+        let indented: String = printed.lines().map(|line| format!("  {line}\n")).collect();
+        assert!(page.contains(&indented), "{indented}");
+    }
 }

@@ -15,7 +15,7 @@ use tonic::Code;
 use crate::kit::KubernetesNode;
 
 /// What the configuration of an agent says that lets pods write.
-const ALLOWED: &str = "inline_volumes = [\"checkpoints\", \"projectCache\"]\n";
+const ALLOWED: &str = "inline_volumes = [\"checkpoints\", \"projectCache\", \"teamCache\"]\n";
 /// The uid of a pod, and the job that its checkpoints belong to.
 const POD: &str = "3f1c9a2b-0d6e-4f0a-9c1b-2a3b4c5d6e7f";
 const JOB: &str = "3f1c9a2b";
@@ -233,6 +233,7 @@ fn volume_to_write_to_that_cannot_be_is_refused_by_name_and_leaves_nothing() {
     let one = [("checkpoints", "llama")];
     refused(&inline(&one), Code::PermissionDenied, "inline_volumes");
     refused(&inline(&[("projectCache", "llama")]), Code::PermissionDenied, "projectCache: ");
+    refused(&inline(&[("teamCache", "research")]), Code::PermissionDenied, "teamCache: ");
     let both = [("checkpoints", "llama"), ("source", "s3://bucket")];
     refused(&owned(&both), Code::InvalidArgument, "source: cannot be used with checkpoints");
     refused(&PodVolume { read_only: true, ..owned(&one) }, Code::InvalidArgument, "checkpoints: ");
@@ -290,6 +291,51 @@ fn project_cache_is_one_directory_for_its_pods_and_saved_after_the_last() {
     node.await_end();
     project("rm").succeeds();
     assert!(!home.exists());
+}
+
+#[test]
+fn team_cache_of_pods_is_that_of_jobs_of_their_tenant_and_team() {
+    let node = WritingNode::new();
+    let kubelet = &node.0.kubelet;
+    let volume = |pod: &str, namespace: &str, attribute: (&str, &str)| {
+        let mut volume = PodVolume::inline(pod, &[attribute]);
+        volume.context.insert("csi.storage.k8s.io/pod.namespace".into(), namespace.into());
+        volume
+    };
+    let team = volume("team", "default", ("teamCache", "research"));
+    let others = [
+        volume("project", "default", ("projectCache", "research")),
+        volume("team-b", "default", ("teamCache", "b")),
+        volume("tenant", "other", ("teamCache", "research")),
+    ];
+    kubelet.mount(&team);
+    write(&kubelet.target(&team), "pip/file", "cached");
+    for other in &others {
+        kubelet.mount(other);
+        assert_eq!(fs::read_dir(kubelet.target(other)).unwrap().count(), 0, "{:?}", other.context);
+        kubelet.unpublish(other).unwrap();
+    }
+    let mut foreign = volume("foreign", "default", ("teamCache", "research"));
+    foreign.context.insert("tenant".into(), "other".into());
+    let error = kubelet.publish(&foreign).unwrap_err();
+    assert!(error.code() == Code::PermissionDenied && error.message().contains("tenant"), "{error:?}");
+    // A job of the team, at the same time.
+    let machine = &node.0.env.machine;
+    let seen = machine.directory("seen").join("file");
+    let command = format!("cp $BT_TEAM_CACHE_DIR/pip/file {}", seen.display());
+    let runtime = json!({"start_commands": [command], "cache_config": {
+        "enabled": true, "mount_base_path": machine.directory("base"), "require_cache_affinity": false,
+    }});
+    let body = json!({"image": {"base_image": "x"}, "runtime": runtime, "weights": []}).to_string();
+    let spec = machine.directory("specs").join("job.json");
+    fs::write(&spec, body).unwrap();
+    machine.run(&["job", "run", "--no-mirror", "--team", "research", spec.to_str().unwrap()]).succeeds();
+    assert_eq!(fs::read_to_string(seen).unwrap(), "cached");
+    kubelet.unpublish(&team).unwrap();
+    node.await_end();
+    assert!(node.has_saved());
+    let home = machine.volumes().join("default/caches/team/research");
+    assert_eq!(fs::read_to_string(home.join("tree/pip/file")).unwrap(), "cached");
 }
 
 #[test]

@@ -283,6 +283,22 @@ fn job_whose_mirror_stays_away_fails_naming_the_directory() {
         job(&saving.machine, &["run", "--id", "lost", text(&saving_spec(&saving.machine, "again", "true"))]);
     assert!(again.code == Some(125) && again.err.contains("choose another --id"), "{}", again.err);
     assert!(directory.join("a/model").exists(), "no job of the same id has it saved or cleared");
+    saving.bring_mirror_back();
+    let url = format!("file://{}", mirror(&saving.machine).display());
+    let checkpoint = |words: &[&str]| {
+        saving
+            .machine
+            .run(&[&["checkpoint"], words, &["--project", "p", "--mirror", &url]].concat())
+            .succeeds()
+    };
+    checkpoint(&["push", text(&directory.join("a")), "--job", "pushed"]);
+    let listed = checkpoint(&["ls"]);
+    assert!(listed.contains("pushed") && listed.contains("UNSAVED"), "{listed}");
+    assert!(listed.contains(text(&directory)), "{listed}");
+    assert!(!checkpoint(&["ls", "--job", "pushed"]).contains("UNSAVED"), "it is another job's");
+    assert!(!checkpoint(&["ls", "-o", "csv"]).contains("UNSAVED"), "that is truss's");
+    let of_another = ["checkpoint", "ls", "--project", "q", "--mirror", &url];
+    assert!(!saving.machine.run(&of_another).succeeds().contains("UNSAVED"), "it is another project's");
 }
 
 #[test]

@@ -25,6 +25,7 @@ mod resume;
 mod run;
 mod saved_caches;
 mod saving;
+mod shared_caches;
 mod stop;
 mod truss_push;
 mod unsaved_checkpoints;

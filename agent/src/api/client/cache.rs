@@ -4,8 +4,14 @@ use hyper::Method;
 
 use super::{Client, ClientError};
 use crate::api::cache::{CacheSummary, EvictReport, PinReport, SnapshotSelection, VerifyReport};
+use crate::api::training_cache_list::TrainingCacheList;
 
 impl Client {
+    /// The training caches whose homes lie on the agent's node.
+    pub async fn training_caches(&self) -> Result<TrainingCacheList, ClientError> {
+        self.ask(Method::GET, "/v1/training-caches").await
+    }
+
     /// The content of the cache.
     pub async fn cache(&self) -> Result<CacheSummary, ClientError> {
         self.ask(Method::GET, "/v1/cache").await

@@ -89,6 +89,9 @@ pub(super) async fn save_due<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Dura
 /// Saves a home that is in use, where that was not done within the `interval`, for this user or another. Returns when it is to be
 /// done next.
 async fn save_when_due<U: HomeUser>(user: &U, home: &CacheHome, interval: Duration) -> Result<Duration> {
+    if home.is_shared() {
+        return Ok(interval);
+    }
     let own = home.clone();
     let lock = blocking(move || {
         let left = interval.saturating_sub(own.synced_ago().unwrap_or_default());

@@ -130,9 +130,10 @@ impl DockerVolumes {
         let path = status.as_ref().and_then(|status| status.path.clone()).unwrap_or_default();
         let state = status.as_ref().map_or(json!("unmounted"), |status| json!(status.state));
         let message = status.map(|status| status.message);
-        let mut status_json = json!({"project": request.project, "state": state, "message": message});
+        let scope = request.kind.scope();
+        let mut status_json = json!({scope.as_str(): request.name, "state": state, "message": message});
         if let Some(job) = job.as_ref().filter(|_| request.kind == ContainerVolumeKind::Checkpoints) {
-            status_json["checkpoints"] = json!(format!("bt://{}@{job}", request.project));
+            status_json["checkpoints"] = json!(format!("bt://{}@{job}", request.name));
         }
         (path, status_json)
     }

@@ -83,7 +83,10 @@ pub fn enter(
     all.sort_by(|(_, a), (_, b)| a.cmp(b));
     let trees: Vec<OwnedFd> = all.iter().map(|(from, _)| take(from)).collect::<Result<_>>()?;
     unmount_foreign_mounts(jobs)?;
-    hide(&volume.root).with_context(|| format!("cannot cover the volumes in {}", volume.root.display()))?;
+    for root in [Some(&volume.root), volume.shared_root.as_ref()].into_iter().flatten() {
+        let cover = || hide(&covering(root)?).context("cannot mount a tmpfs");
+        cover().map_err(|e| e.context(format!("cannot cover the volumes in {}", root.display())))?;
+    }
     let mut places = MountLocations { scratch, covered: Vec::new(), devices: BTreeSet::new() };
     for (tree, (_, place)) in trees.iter().zip(all) {
         let with_context = |e: Error| e.context(format!("cannot mount at {}", place.display()));
@@ -97,6 +100,24 @@ pub fn enter(
         let _ = unmount(&mounted.mountpoint, UnmountFlags::DETACH);
     }
     Ok(places.covered)
+}
+
+/// The directory to hide, so that what lies in `root` is hidden: `root` itself, or, as long as that is not mounted, the one above
+/// it that it will be mounted on. What the host mounts there later comes to lie below the cover.
+fn covering(root: &Path) -> Result<PathBuf> {
+    let mut directory = root;
+    while !directory.try_exists().with_context(|| directory.display().to_string())? {
+        let Some(above) = directory.parent() else { break };
+        directory = above;
+    }
+    let is_empty = || fs::read_dir(directory).map(|mut entries| entries.next().is_none());
+    if directory != root && !is_empty().with_context(|| directory.display().to_string())? {
+        let directory = directory.display();
+        return Err(invalid(format!(
+            "it is not there, and {directory} is not empty; mount its file system first"
+        )));
+    }
+    Ok(directory.to_owned())
 }
 
 /// Hides `directory` under an empty file system that takes no entries.

@@ -9,7 +9,7 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::homes::HomeReport;
 use bdnfs::task::blocking;
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
@@ -22,7 +22,7 @@ use crate::volumes::cache_home::CacheHome;
 /// How often a node reports again on a home that it uses, so that others know that it lives.
 pub const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// The greatest age of the last report of a living node: a few reports that failed, and clock differences.
-const LIVING_REPORT_AGE: TimeDelta = TimeDelta::minutes(5);
+pub const LIVING_REPORT_AGE: Duration = Duration::from_secs(5 * 60);
 /// The file in the directory of volumes with the identity of the node that they are on.
 const NODE_FILE: &str = "node.json";
 /// The file with the name of the machine (proc_sys_kernel(5)).
@@ -78,8 +78,10 @@ impl UnsavedElsewhere {
     /// Unsaved changes of other nodes, by their `reports`, at `now`.
     fn of(reports: &[HomeReport], now: DateTime<Utc>) -> Option<Self> {
         let unsaved = reports.iter().filter(|report| report.unsaved_since.is_some());
-        let is_awaited =
-            unsaved.clone().all(|report| report.in_use && now - report.reported < LIVING_REPORT_AGE);
+        let is_recent = |report: &HomeReport| {
+            (now - report.reported).to_std().map_or(true, |age| age < LIVING_REPORT_AGE)
+        };
+        let is_awaited = unsaved.clone().all(|report| report.in_use && is_recent(report));
         let messages: Vec<_> = unsaved.filter_map(|report| unsaved_message(report, now)).collect();
         (!messages.is_empty()).then(|| Self { message: messages.join(", "), is_awaited })
     }
@@ -105,7 +107,7 @@ impl CacheHome {
         let saved = state.manifest.as_ref().map(|_| DateTime::from_timestamp_nanos(state.since));
         Ok(HomeReport {
             node: node.id,
-            host: fs::read_to_string(HOST_NAME_FILE).unwrap_or_default().trim().to_owned(),
+            host: host_name(),
             manifest: state.manifest,
             saved,
             unsaved_since: state.unsaved_since.map(DateTime::from_timestamp_nanos),
@@ -137,12 +139,19 @@ fn unsaved_message(report: &HomeReport, now: DateTime<Utc>) -> Option<String> {
     ))
 }
 
+/// The name of this machine. Touches no disk.
+pub fn host_name() -> String {
+    fs::read_to_string(HOST_NAME_FILE).unwrap_or_default().trim().to_owned()
+}
+
 fn now() -> DateTime<Utc> {
     SystemTime::now().into()
 }
 
 #[cfg(test)]
 mod tests {
+    use chrono::TimeDelta;
+
     use super::*;
 
     #[test]

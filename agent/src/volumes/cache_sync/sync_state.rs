@@ -61,6 +61,11 @@ impl CacheHome {
         }
     }
 
+    /// Whether it has a state: not before its first use. Touches its disk.
+    pub fn has_sync_state(&self) -> bool {
+        self.path().join(SYNC_STATE_FILE).exists()
+    }
+
     /// Writes the state durably.
     pub(super) fn write_sync_state(&self, state: &SyncState) -> Result<()> {
         let failed = || format!("cannot write {}", self.path().join(SYNC_STATE_FILE).display());

@@ -18,7 +18,7 @@ use serde::Deserialize;
 use super::cluster::ClusterSection;
 use super::config_error;
 use super::publications::{DockerSection, PublicationSection, SourceSection};
-use super::volumes::VolumeSection;
+use super::volumes::{ProjectSection, VolumeSection};
 use crate::access::{AccessArgs, MirrorAccessArgs};
 use crate::cache::CacheArgs;
 use crate::secrets::SecretsArgs;
@@ -65,6 +65,8 @@ pub struct ConfigFile {
     sources: BTreeMap<String, SourceSection>,
     /// The places and the limits of jobs' volumes.
     volumes: VolumeSection,
+    /// Training caches that several nodes share.
+    projects: ProjectSection,
     /// Volumes of Docker and podman.
     docker: Option<DockerSection>,
     /// Metrics and traces.
@@ -171,7 +173,7 @@ impl ConfigFile {
         let cluster = cluster.transpose().context("cluster")?;
         cache.scrub_interval = self.scrub_interval.unwrap_or(cache.scrub_interval);
         let publications = self.publications.setup(self.sources, &secrets)?;
-        let volumes = self.volumes.setup()?;
+        let volumes = self.volumes.setup(self.projects)?;
         Ok(AgentConfig {
             publications,
             volumes,
@@ -258,6 +260,9 @@ mod tests {
             ("[docker]\npodman_timeout = \"1s\"", "docker: podman_timeout: "),
             ("[docker]\npodman_timeout = \"soon\"", "line 2: docker.podman_timeout: "),
             ("[volumes]\ngive_up = \"never\"", "line 2: volumes.give_up: "),
+            ("[projects]\nshared = true", "projects.shared: needs projects.dir"),
+            ("[projects]\ndir = \"/vast/bdnfs\"", "projects.dir /vast/bdnfs: needs shared = true"),
+            ("[projects]\ndir = \"vast\"\nshared = true", "projects.dir vast: must be an absolute path"),
         ] {
             let error = crate::text::line(&setup(text).expect_err(text));
             assert!(error.contains(message), "{error}");

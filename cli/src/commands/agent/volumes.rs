@@ -1,4 +1,4 @@
-//! The section of the agent's configuration for what jobs write.
+//! The sections of the agent's configuration for what jobs write.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -35,9 +35,38 @@ pub struct VolumeSection {
     give_up: Option<Duration>,
 }
 
+/// The `[projects]` section: where the training caches of projects and teams lie that several nodes share.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ProjectSection {
+    /// The directory, on a file system that other nodes have, too.
+    dir: Option<PathBuf>,
+    /// Whether it is: it says that the nodes have it in common, and that nothing in it is saved.
+    shared: bool,
+}
+
+impl ProjectSection {
+    /// The directory.
+    fn shared_dir(self) -> Result<Option<PathBuf>> {
+        match self.dir {
+            None if self.shared => {
+                bail!("projects.shared: needs projects.dir, a directory of the shared file system")
+            }
+            Some(path) if !self.shared => bail!(
+                "projects.dir {}: needs shared = true; name a directory of this node alone with volumes.dir",
+                path.display()
+            ),
+            Some(path) if !path.is_absolute() => {
+                bail!("projects.dir {}: must be an absolute path", path.display())
+            }
+            dir => Ok(dir),
+        }
+    }
+}
+
 impl VolumeSection {
     /// The setup.
-    pub fn setup(self) -> Result<VolumeConfig> {
+    pub fn setup(self, projects: ProjectSection) -> Result<VolumeConfig> {
         if let Some(path) = self.dir.as_ref().filter(|path| !path.is_absolute()) {
             bail!("volumes.dir {}: must be an absolute path", path.display());
         }
@@ -50,6 +79,7 @@ impl VolumeSection {
         };
         Ok(VolumeConfig {
             dir: self.dir.unwrap_or(defaults.dir),
+            shared_dir: projects.shared_dir()?,
             scratch_limit: self.scratch_limit.map(|size| size.as_u64()),
             cache_limit: self.cache_limit.map_or(defaults.cache_limit, |size| size.as_u64()),
             project_limits: bytes(self.project_limits),

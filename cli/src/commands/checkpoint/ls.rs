@@ -6,6 +6,8 @@ use anyhow::{Result, bail};
 use bdnfs::checkpoint::group::CheckpointGroup;
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::index::checkpoint_key;
+use bdnfs_agent::api::saving::UnsavedDirectory;
+use bdnfs_agent::api::{DEFAULT_TENANT, socket};
 use chrono::Local;
 use futures_util::{StreamExt, stream};
 use serde::Serialize;
@@ -13,6 +15,8 @@ use serde_json::Value;
 
 use super::model::CheckpointModel;
 use super::{CheckpointMirrorArgs, state};
+use crate::agents;
+use crate::commands::status::unsaved_table;
 use crate::output::{print, print_line, short_id};
 use crate::text;
 use crate::truss_format::{self, ListFormat, SortOrder, human_size};
@@ -76,7 +80,7 @@ const GROUP_READS_IN_FLIGHT: usize = 8;
 const CSV_HEADER: &str =
     "Job ID,Checkpoint ID,Checkpoint Name,Type,Base Model,Size (bytes),Size (human readable),Created At";
 
-/// Lists the checkpoints.
+/// Lists the checkpoints; in a table also what this node keeps of those that could not be saved.
 pub async fn run(args: CheckpointListArgs) -> Result<()> {
     let target = &args.target;
     let mirror = target.open().await?;
@@ -100,7 +104,9 @@ pub async fn run(args: CheckpointListArgs) -> Result<()> {
     }
     if format == ListFormat::CliTable {
         sort(&mut groups, args.sort, args.order);
-        print(&table(&groups))?;
+        let unsaved = unsaved_directories(target).await?;
+        let unsaved = if unsaved.is_empty() { String::new() } else { unsaved_table(&unsaved) };
+        print(&(table(&groups) + &unsaved))?;
     } else {
         // Oldest first, so the last one is of the newest job.
         let newest = groups.last().map(|group| group.job().to_owned());
@@ -125,6 +131,27 @@ pub async fn run(args: CheckpointListArgs) -> Result<()> {
         return Ok(());
     }
     bail!("{} damaged", text::count(damaged.len() as u64, "index entry"))
+}
+
+/// The directories with checkpoints that could not be saved, of the tenant, the project and the job that are named, as the agent of
+/// this node lists them: none where there is no agent. One whose project is not known is listed with any.
+async fn unsaved_directories(target: &CheckpointMirrorArgs) -> Result<Vec<UnsavedDirectory>> {
+    let agents = agents::query(socket::well_known().into_iter().collect()).await?;
+    let mut unsaved = Vec::new();
+    for status in agents.into_values() {
+        match status {
+            Ok(status) => unsaved.extend(status.unsaved),
+            Err(error) => eprintln!("bdnfs: cannot list what this node keeps: {error}"),
+        }
+    }
+    let tenant = target.mirror.tenant().unwrap_or(DEFAULT_TENANT);
+    let is_of =
+        |named: Option<&String>, own: Option<&String>| named.is_none() || own.is_none() || named == own;
+    unsaved.retain(|one: &UnsavedDirectory| {
+        let is_of_project = is_of(target.project.as_ref(), one.project.as_ref());
+        one.tenant == tenant && is_of_project && is_of(target.job.as_ref(), Some(&one.id))
+    });
+    Ok(unsaved)
 }
 
 fn sort(groups: &mut [CheckpointGroup], key: SortKey, order: SortOrder) {

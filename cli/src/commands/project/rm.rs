@@ -48,7 +48,11 @@ pub async fn run(args: ProjectRemoveArgs) -> Result<()> {
         bail!("{home} is not on this node{or_saved}; `bdnfs project ls` lists those that are");
     }
     let bytes = occupied(&home.tree());
-    let and_saved = if is_saved { ", and what is saved of it" } else { "" };
+    let and_saved = match is_saved {
+        true => ", and what is saved of it",
+        false if home.is_shared() => ", for all nodes that share its directory; no mirror has it",
+        false => "",
+    };
     if !args.yes && !confirm_removal(&format!("{home} ({}){and_saved}", text::size(bytes)))? {
         bail!("nothing was removed");
     }

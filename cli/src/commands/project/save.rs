@@ -67,7 +67,9 @@ pub async fn run(args: ProjectSaveArgs) -> Result<()> {
     };
     let busy = || anyhow!("{home} is being saved, or updated for a job; try again later");
     let _use_lock = home.try_use_lock()?.ok_or_else(busy)?;
-    if home.is_in_use() {
+    let in_use = home.is_in_use();
+    // A shared one is in use by some node most of the time.
+    if in_use && !home.is_shared() {
         bail!("{home} is in use by a job on this node, and is saved when that ends");
     }
     let lock = home.try_sync_lock()?.ok_or_else(busy)?;
@@ -78,17 +80,29 @@ pub async fn run(args: ProjectSaveArgs) -> Result<()> {
             signal?;
             bail!("interrupted; run the same command to resume");
         }
-        saved = save(&sync, args.memory) => saved.with_context(|| format!("cannot save {home}"))?,
+        saved = save(&sync, in_use, args.memory) => saved.with_context(|| format!("cannot save {home}"))?,
     };
-    home.end_use()?;
+    let Some(saved) = saved else {
+        bail!("{home} was saved by another node meanwhile; save it again when no job uses it");
+    };
+    if !in_use {
+        home.end_use()?;
+    }
     let result = SaveResult { seconds: began.elapsed().as_secs_f64(), ..result(&home, &saved) };
     print_value(args.target.json, &result, || summary(&home, &result))
 }
 
-async fn save(sync: &CacheSync, memory: ByteSize) -> bdnfs::error::Result<SavedCache> {
+/// Saves the cache; one that is in use without what is being written. `None` where another node saved it, and it is in use.
+async fn save(sync: &CacheSync, in_use: bool, memory: ByteSize) -> bdnfs::error::Result<Option<SavedCache>> {
     let config = MirrorConfig { memory: memory.as_u64() };
     let progress = Arc::new(MirrorProgress::default());
-    while_shown(show_mirror_progress("saving", progress.clone()), sync.save(config, &progress)).await
+    let save = async {
+        match in_use {
+            true => sync.save_in_use(None, config, &progress).await,
+            false => sync.save(config, &progress).await.map(Some),
+        }
+    };
+    while_shown(show_mirror_progress("saving", progress.clone()), save).await
 }
 
 fn result(home: &CacheHome, saved: &SavedCache) -> SaveResult {

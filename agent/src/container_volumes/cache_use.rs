@@ -1,4 +1,4 @@
-//! The training cache of a project, for containers: the same directory that its jobs on this node have.
+//! The training cache of a project or a team, for containers: the same directory that its jobs on this node have.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -6,7 +6,6 @@ use std::slice;
 use std::sync::Arc;
 
 use bdnfs::error::Result;
-use bdnfs::task::blocking;
 
 use super::ContainerVolumes;
 use super::checkpoint_volume::SHARED_MODE;
@@ -19,14 +18,14 @@ use crate::volumes::cache_home::CacheHome;
 
 /// The use of a home by the containers of a volume.
 #[derive(Clone, Debug)]
-pub struct ProjectCacheUse {
+pub struct CacheUse {
     /// All volumes of the agent.
     pub volumes: Arc<ContainerVolumes>,
     /// The volume whose directory is the home.
     pub volume: Arc<ContainerVolume>,
 }
 
-impl HomeUser for ProjectCacheUse {
+impl HomeUser for CacheUse {
     fn volumes(&self) -> &Volumes {
         &self.volumes.volumes
     }
@@ -48,22 +47,21 @@ impl HomeUser for ProjectCacheUse {
     }
 }
 
-impl ProjectCacheUse {
+impl CacheUse {
     /// Creates the `home`, unless it exists, pulls what other nodes saved unless others on this node use it, and notes that it is
-    /// written in this boot. The file keeps it from being removed. Without the mirror it is as this node has it.
+    /// written in this boot. The files keep it from being removed. Without the mirror it is as this node has it.
     ///
     /// # Errors
     /// [`Kind::Busy`](bdnfs::error::Kind::Busy) while it is removed; [`Kind::Disk`](bdnfs::error::Kind::Disk),
     /// [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).
-    pub async fn begin(&self, home: &CacheHome) -> Result<File> {
-        let lock = home_use::begin(self, home, false).await?;
-        let home = home.clone();
-        blocking(move || {
+    pub async fn begin(&self, home: &CacheHome) -> Result<Vec<File>> {
+        let locks = home_use::begin(self, home, false).await?;
+        let prepare = |home: &CacheHome| {
             let failed = || format!("cannot prepare {home}");
             fs::set_permissions(home.tree(), Permissions::from_mode(SHARED_MODE)).with_context(failed)?;
-            Ok(lock)
-        })
-        .await
+            Ok(locks)
+        };
+        self.volumes().on_disk_of(home, prepare).await
     }
 
     /// Saves the `home` at the interval of the configuration, as jobs do, until the volume is `unused`, and then once more, unless
@@ -81,6 +79,8 @@ impl ProjectCacheUse {
         tokio::select! {
             () = save => {}
             never = home_use::report_regularly(self, homes) => match never {},
+            never = home_use::warn_of_flock(self, homes) => match never {},
+            never = home_use::beat_regularly(self, homes) => match never {},
         }
     }
 }

@@ -1,0 +1,137 @@
+//! The directory of homes on a file system that several nodes share: what it must be, and how much waits for it at a time.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use bdnfs::error::Result;
+use bdnfs::task::blocking;
+use tokio::sync::Semaphore;
+
+use super::Volumes;
+use super::cache_home::CacheHome;
+
+/// How many threads touch the file system at a time: where it hangs, they do until it is back, and others must be left.
+const SHARED_IO_LIMIT: usize = 8;
+/// How long links in a path are looked for: a file system that hangs must not keep an agent from its start.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The threads that may touch the file system.
+#[derive(Clone, Debug)]
+pub struct SharedIo(Arc<Semaphore>);
+
+impl Default for SharedIo {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(SHARED_IO_LIMIT)))
+    }
+}
+
+impl SharedIo {
+    /// Runs `work` on a blocking thread, where it is one of a few if it `is_shared`. One that is given up counts until it ends.
+    ///
+    /// # Errors
+    /// Those of [`blocking`].
+    pub async fn run<T: Send + 'static>(
+        &self,
+        is_shared: bool,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        // Never closed.
+        let permit = if is_shared { Arc::clone(&self.0).acquire_owned().await.ok() } else { None };
+        blocking(move || {
+            let _permit = permit;
+            work()
+        })
+        .await
+    }
+}
+
+impl Volumes {
+    /// Runs `work` on the disk of `home` on a blocking thread. Where it is a shared file system, a few do at a time.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub async fn on_disk_of<T: Send + 'static>(
+        &self,
+        home: &CacheHome,
+        work: impl FnOnce(&CacheHome) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let home = home.clone();
+        self.shared_io.run(home.is_shared(), move || work(&home)).await
+    }
+}
+
+/// Makes sure that the directory `root` is there, and that only root, or this process's user, writes to it: others could put links
+/// in the place of homes. Touches its disk.
+///
+/// # Errors
+/// The disk's own, or what is wrong with it.
+pub fn check(root: &Path) -> io::Result<()> {
+    let other = |text: String| Err(io::Error::other(text));
+    let found = match fs::metadata(root) {
+        Ok(found) if found.is_dir() => found,
+        Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Err(error);
+        }
+        _ => return other(format!("{} is not there; mount the shared file system first", root.display())),
+    };
+    let is_own = found.uid() == 0 || found.uid() == rustix::process::geteuid().as_raw();
+    if !is_own || found.mode() & 0o022 != 0 {
+        let path = root.display();
+        return other(format!(
+            "{path} may be written to by others than root; run `chown root {path}` and `chmod go-w {path}`"
+        ));
+    }
+    Ok(())
+}
+
+/// The path without links as far as it exists; as it is where that can't be told soon. Touches its disk.
+pub fn resolve(path: &Path) -> PathBuf {
+    let (sender, resolved) = mpsc::channel();
+    let own = path.to_owned();
+    let look = move || {
+        let found = own.ancestors().find_map(|above| Some((above.canonicalize().ok()?, above)));
+        let whole = found.and_then(|(real, above)| {
+            let below = own.strip_prefix(above).ok()?;
+            // Joining nothing would add a slash.
+            Some(if below.as_os_str().is_empty() { real } else { real.join(below) })
+        });
+        let _ = sender.send(whole);
+    };
+    let started = thread::Builder::new().name("bdnfs-resolve".into()).spawn(look);
+    let resolved = started.ok().and_then(|_| resolved.recv_timeout(RESOLVE_TIMEOUT).ok()).flatten();
+    resolved.unwrap_or_else(|| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn check_of_a_directory_that_others_may_write_to_or_that_is_missing_fails() {
+        let root = tempfile::tempdir().unwrap();
+        check(root.path()).unwrap();
+        for mode in [0o770, 0o1777] {
+            fs::set_permissions(root.path(), fs::Permissions::from_mode(mode)).unwrap();
+            assert!(check(root.path()).unwrap_err().to_string().contains("chmod go-w"));
+        }
+        let error = check(&root.path().join("missing")).unwrap_err();
+        assert!(error.to_string().ends_with("mount the shared file system first"), "{error}");
+    }
+
+    #[test]
+    fn resolve_follows_links_of_what_exists() {
+        let home = tempfile::tempdir().unwrap();
+        let home = home.path().canonicalize().unwrap();
+        fs::create_dir(home.join("real")).unwrap();
+        symlink("real", home.join("link")).unwrap();
+        assert_eq!(resolve(&home.join("link")), home.join("real"));
+        assert_eq!(resolve(&home.join("link/missing/x")), home.join("real/missing/x"));
+    }
+}
