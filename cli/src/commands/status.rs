@@ -1,5 +1,7 @@
 //! `bdnfs status`.
 
+pub mod unsaved;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -18,6 +20,7 @@ use crate::agents;
 use crate::probe::{self, MountHealth};
 use crate::runtime;
 use crate::text;
+use unsaved::unsaved_table;
 
 /// The arguments of `bdnfs status`.
 #[derive(Debug, clap::Args)]
@@ -222,9 +225,7 @@ fn format_report(report: &StatusReport) -> String {
         let rows: Vec<_> = std::iter::once(head).chain(report.volumes.iter().map(volume_row)).collect();
         out.push_str(&text::table(&rows, &[]));
     }
-    if !report.unsaved.is_empty() {
-        out.push_str(&unsaved_table(&report.unsaved));
-    }
+    out.push_str(&unsaved_table(&report.unsaved));
     for agent in &report.agents {
         out.push_str(&format_usage(agent));
     }
@@ -269,19 +270,6 @@ fn volume_row(one: &ContainerVolumeStatus) -> Vec<String> {
     let of_job = one.id.as_ref().map_or_else(String::new, |id| format!("@{id}"));
     let (kind, name, state) = (one.kind, &one.name, format!("{}: {}", one.state, one.message));
     vec![kind.to_string(), consumer, format!("{name}{of_job}"), path, state]
-}
-
-/// A table of directories with checkpoints that could not be saved.
-pub fn unsaved_table(unsaved: &[UnsavedDirectory]) -> String {
-    let head = ["UNSAVED", "TENANT", "SIZE", "DIRECTORY", "REASON"].map(str::to_owned).to_vec();
-    text::table(&std::iter::once(head).chain(unsaved.iter().map(unsaved_row)).collect::<Vec<_>>(), &[2])
-}
-
-fn unsaved_row(one: &UnsavedDirectory) -> Vec<String> {
-    let why = one.why.clone().unwrap_or_else(|| "-".to_owned());
-    let project = one.project.as_ref().map_or_else(String::new, |project| format!("{project}@"));
-    let job = format!("{project}{}", one.id);
-    vec![job, one.tenant.clone(), text::size(one.bytes), one.directory.display().to_string(), why]
 }
 
 fn format_usage(agent: &AgentInfo) -> String {

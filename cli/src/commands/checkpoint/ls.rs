@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::model::CheckpointModel;
 use super::{CheckpointMirrorArgs, state};
 use crate::agents;
-use crate::commands::status::unsaved_table;
+use crate::commands::status::unsaved::unsaved_table;
 use crate::output::{print, print_line, short_id};
 use crate::text;
 use crate::truss_format::{self, ListFormat, SortOrder, human_size};
@@ -104,8 +104,7 @@ pub async fn run(args: CheckpointListArgs) -> Result<()> {
     }
     if format == ListFormat::CliTable {
         sort(&mut groups, args.sort, args.order);
-        let unsaved = unsaved_directories(target).await?;
-        let unsaved = if unsaved.is_empty() { String::new() } else { unsaved_table(&unsaved) };
+        let unsaved = unsaved_table(&unsaved_directories(target).await?);
         print(&(table(&groups) + &unsaved))?;
     } else {
         // Oldest first, so the last one is of the newest job.
