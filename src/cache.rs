@@ -212,8 +212,11 @@ impl Cache {
     /// # Errors
     /// Those of [`begin`](Self::begin) and of [`PartialBlob::put`].
     pub fn begin_with(&self, key: &Key, size: u64, verified: &Verified) -> Result<Arc<PartialBlob>> {
-        if self.partition.part(key).is_some() || self.layout().stat(key, BlobFile::Part).is_some() {
-            // Its space may be counted already.
+        // A disk that does not answer is not asked; and where a part is here, its space may be counted already.
+        if self.writer.is_stalled()
+            || self.partition.part(key).is_some()
+            || self.layout().stat(key, BlobFile::Part).is_some()
+        {
             let part = self.begin(key, size)?;
             part.put(verified)?;
             return Ok(part);

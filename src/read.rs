@@ -90,16 +90,17 @@ impl Reader {
         self.content.read(range, run).await
     }
 
-    /// Fetches the first `bytes` bytes of the file for a reader that may come, in whole requests, and of the shards behind it what
-    /// is beyond its end. Touches the local disk, and waits for nothing.
-    fn prefetch_start(&self, bytes: u64, shards: usize) {
+    /// Fetches the first `bytes` bytes of the file for a reader that may come, but for those that were `asked` for before, in whole
+    /// requests, and of the shards behind it what is beyond its end. Touches the local disk, and waits for nothing.
+    fn prefetch_start(&self, asked: u64, bytes: u64, shards: usize) {
         if self.content.is_sent_whole() {
             return;
         }
         let request = self.content.ahead_blocks() * BLOCK;
-        let wanted = if bytes < self.slice.len { bytes - bytes % request } else { self.slice.len };
-        if wanted > 0 {
-            self.content.prefetch(self.range(0, wanted));
+        let [from, to] =
+            [asked, bytes].map(|end| if end < self.slice.len { end - end % request } else { self.slice.len });
+        if from < to {
+            self.content.prefetch(self.range(from, to - from));
         }
         if let Some(next) = &self.next
             && bytes > self.slice.len

@@ -28,7 +28,7 @@ use bdnfs::task::{blocking, lost};
 use bdnfs_fs::mounts;
 use chrono::Utc;
 use parking_lot::Mutex;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::api::container_volume::{ContainerVolumeKind, ContainerVolumeRequest, ContainerVolumeStatus};
 use crate::api::publication::is_publication_key;
@@ -44,6 +44,9 @@ use crate::telemetry::scrape::SavingScrape;
 use crate::volumes::Volumes;
 use cache_use::CacheUse;
 use container_volume::{ContainerVolume, ContainerVolumeRecord, WritableDirectory};
+
+/// How long an unpublish waits for a volume of an earlier run whose directory can't be had yet: less than runtimes wait for an answer.
+const UNPUBLISH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How often it is checked whether a container still has a volume that was ended.
 const USE_POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -272,12 +275,18 @@ impl ContainerVolumes {
     /// Ends a volume: when this returns, the bind is gone, and what was written is being saved. It is no error where there is none.
     ///
     /// # Errors
-    /// [`Kind::Disk`] where it can't be unmounted.
+    /// [`Kind::Disk`] where it can't be unmounted, [`Kind::Busy`] while the directory of an earlier run can't be had.
     pub async fn unpublish(self: &Arc<Self>, key: &str) -> ApiResult<()> {
         self.lifecycle.ready().await;
         let Some(volume) = self.table.lock().get(key).cloned() else { return Ok(()) };
         volume.cancel();
-        if volume.await_publication().await.is_err() {
+        let Ok(published) = timeout(UNPUBLISH_TIMEOUT, volume.await_publication()).await else {
+            let kind = volume.request.kind;
+            let text =
+                format!("{kind} cannot be ended yet: its directory cannot be had; see the agent's log");
+            return Err(Failure::new(Kind::Busy, text));
+        };
+        if published.is_err() {
             return Ok(());
         }
         let (volumes, own) = (Arc::clone(self), Arc::clone(&volume));

@@ -190,7 +190,10 @@ impl Volumes {
         }
         for directory in iter::once(self.directory()).chain(self.shared_directory()) {
             for tenant in subdirectories(directory) {
-                trash::empty(tenant.join(TRASH_DIRECTORY));
+                // On a shared file system others may have directories beside those of tenants.
+                if directory == self.directory() || tenant.join(cache_home::CACHES_DIRECTORY).is_dir() {
+                    trash::empty(tenant.join(TRASH_DIRECTORY));
+                }
             }
         }
     }

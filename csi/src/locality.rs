@@ -91,12 +91,12 @@ impl NodePatcher {
 
     /// Patches labels that differ, and returns whether pods can be served.
     async fn patch(&self) -> Result<bool> {
-        let (summary, caches) = tokio::join!(self.agent.cache(), self.training_caches());
-        let summary = match summary {
+        let summary = match self.agent.cache().await {
             Ok(summary) => summary,
             Err(error) if error.is_gone() => return Ok(false),
             Err(error) => return Err(Error::new(Kind::Unavailable, error.to_string())),
         };
+        let caches = self.training_caches().await;
         let path = format!("/api/v1/nodes/{}", self.node);
         let node = self.server.get(&path).await?;
         let mut patch = json!({});

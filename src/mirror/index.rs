@@ -101,8 +101,12 @@ impl Mirror {
             {
                 saved.previous_complete = None;
             }
-            if self.replace(&key, entry_text(&saved)?.into(), stored).await? {
-                return Ok(saved);
+            match self.replace(&key, entry_text(&saved)?.into(), stored).await {
+                Ok(true) => return Ok(saved),
+                Ok(false) => {}
+                // A write on condition is not repeated by the store's client, which can't know whether it was done.
+                Err(error) if error.kind() == Kind::Unavailable && attempt == 1 => {}
+                Err(error) => return Err(error),
             }
             sleep(ENTRY_RETRY_WAIT * attempt).await;
         }

@@ -1,5 +1,6 @@
 //! Read-ahead across shards: as a loader comes to the end of one shard of a model, the beginning of the next is on its way.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 
 use tokio::runtime::Handle;
@@ -16,12 +17,14 @@ pub(crate) struct NextShard {
     /// Its reader, as long as the shard before it is open: with the last one, what arrived would leave the memory. `None` where
     /// it can't be opened, which whoever reads it is told.
     reader: LazyLock<Option<Reader>, Box<dyn FnOnce() -> Option<Reader> + Send>>,
+    /// How many of its bytes were asked for: what the cache could not store is not fetched again before somebody reads it.
+    asked: AtomicU64,
 }
 
 impl NextShard {
     /// The shard that `open` opens on a blocking thread of `runtime`.
     pub fn new(runtime: Handle, open: impl FnOnce() -> Option<Reader> + Send + 'static) -> Self {
-        Self { runtime, reader: LazyLock::new(Box::new(open)) }
+        Self { runtime, reader: LazyLock::new(Box::new(open)), asked: AtomicU64::new(0) }
     }
 
     /// Starts to fetch its first `bytes` bytes. Waits for nothing, not for the local disk either.
@@ -34,7 +37,7 @@ impl NextShard {
         if let Some(left) = shards.checked_sub(1)
             && let Some(reader) = &*self.reader
         {
-            reader.prefetch_start(bytes, left);
+            reader.prefetch_start(self.asked.fetch_max(bytes, Relaxed), bytes, left);
         }
     }
 }

@@ -133,8 +133,8 @@ pub struct ContainerVolumeStatus {
     pub key: String,
     /// The kind of volume.
     pub kind: ContainerVolumeKind,
-    /// The name of the project or team. Earlier versions wrote another key.
-    #[serde(alias = "project")]
+    /// The name of the project or team. Written as earlier versions read it.
+    #[serde(rename(serialize = "project"), alias = "project")]
     pub name: String,
     /// The id of the job that its checkpoints belong to.
     #[serde(default, skip_serializing_if = "Option::is_none")]

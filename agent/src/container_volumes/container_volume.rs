@@ -34,7 +34,7 @@ pub struct ContainerVolumeRecord {
     /// When it was ended, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<DateTime<Utc>>,
-    /// The directory of all volumes that the home of a training cache lies in: another configuration may have another.
+    /// The directory that nodes share in which the home of a training cache lies: another configuration may have another, or none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volumes: Option<PathBuf>,
 }
@@ -66,11 +66,11 @@ impl WritableDirectory {
         }
     }
 
-    /// The directory of all volumes that a home lies in.
+    /// The directory that nodes share in which a home lies.
     fn volumes(&self) -> Option<PathBuf> {
         match self {
-            Self::Checkpoints(_) => None,
-            Self::Cache(home) => Some(home.volumes().to_owned()),
+            Self::Cache(home) if home.is_shared() => Some(home.volumes().to_owned()),
+            Self::Cache(_) | Self::Checkpoints(_) => None,
         }
     }
 

@@ -42,7 +42,9 @@ impl ContainerVolumes {
     }
 
     /// A volume of an earlier run, and whether it has lost its container. Blocks on the local disk.
-    fn locate(&self, key: String, record: ContainerVolumeRecord) -> (Arc<ContainerVolume>, bool) {
+    fn locate(&self, key: String, mut record: ContainerVolumeRecord) -> (Arc<ContainerVolume>, bool) {
+        // It keeps the home that it has, also where caches have been moved to a file system that nodes share.
+        record.volumes.get_or_insert_with(|| self.volumes.directory().to_owned());
         let is_same_boot = record.boot == self.boot;
         let wanted = record.request.target.clone();
         let target = wanted.as_ref().and_then(|target| BindTarget::locate(target, &self.targets).ok());

@@ -24,7 +24,7 @@ pub use crate::api::cache_scope::CacheScope;
 use crate::context::Context;
 
 /// The directory of a tenant's homes, in that of the tenant.
-const CACHES_DIRECTORY: &str = "caches";
+pub(super) const CACHES_DIRECTORY: &str = "caches";
 /// The file in a home that is locked while a user begins or ends to use it.
 const USE_LOCK_FILE: &str = "turn.lock";
 /// The file in a home that is locked while it is pulled or saved, and was last written when that last began.
