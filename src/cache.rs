@@ -50,7 +50,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::blob::Key;
-use crate::block::Verified;
 use crate::error::{Error, Kind, Result};
 
 use commit::Committer;
@@ -202,44 +201,12 @@ impl Cache {
         if let Some(part) = self.partition.part(key) {
             return Ok(part);
         }
-        let open = self.opener(key, size);
-        self.writer.run(open)
-    }
-
-    /// The part of a blob of one block, with that block. Where nothing of it is here, that is one thing to do for the disk, and not
-    /// two: there may be thousands of such blobs a second.
-    ///
-    /// # Errors
-    /// Those of [`begin`](Self::begin) and of [`PartialBlob::put`].
-    pub fn begin_with(&self, key: &Key, size: u64, verified: &Verified) -> Result<Arc<PartialBlob>> {
-        // A disk that does not answer is not asked; and where a part is here, its space may be counted already.
-        if self.writer.is_stalled()
-            || self.partition.part(key).is_some()
-            || self.layout().stat(key, BlobFile::Part).is_some()
-        {
-            let part = self.begin(key, size)?;
-            part.put(verified)?;
-            return Ok(part);
-        }
-        let needed = self.space.reserve(size)?;
-        let (open, verified) = (self.opener(key, size), verified.clone());
-        let part = self.writer.run(move || {
-            let part = open()?;
-            part.store(&verified)?;
-            Ok(part)
-        })?;
-        needed.written();
-        Ok(part)
-    }
-
-    /// Opens or makes the part of a blob, on a thread of the disk writer.
-    fn opener(&self, key: &Key, size: u64) -> impl FnOnce() -> Result<Arc<PartialBlob>> + Send + use<> {
         let (partition, space, writer) = (self.partition.clone(), self.space.clone(), self.writer.clone());
         let (blob, now) = ((*key, size), self.now());
-        move || {
+        self.writer.run(move || {
             let part = PartialBlob::open(partition.layout.clone(), space, writer, blob, now)?;
             Ok(partition.share_part(Arc::new(part)))
-        }
+        })
     }
 
     /// Marks the blob `key` as used, if it is whole. Without opening it: there may be a million of them.

@@ -36,8 +36,6 @@ pub struct PartialBlob {
     /// A blob of one block has no map: it is there or not.
     map: Option<Mutex<File>>,
     presence: Presence,
-    /// The digest of a blob without a map, once its only block was stored.
-    only_digest: Mutex<Option<Digest>>,
     /// Whether its file had the blocks of a whole blob from the beginning: one that was damaged.
     occupied: bool,
     /// Since when all of its blocks were verified; `None` where an earlier process left some.
@@ -68,21 +66,7 @@ impl PartialBlob {
         let verified_since = (presence.missing() == blocks).then_some(now);
         // stat(2) counts in 512 bytes.
         let occupied = length == size && metadata.blocks() * 512 >= size;
-        let only_digest = Mutex::default();
-        Ok(Self {
-            layout,
-            space,
-            writer,
-            key,
-            size,
-            file,
-            direct,
-            map,
-            presence,
-            only_digest,
-            occupied,
-            verified_since,
-        })
+        Ok(Self { layout, space, writer, key, size, file, direct, map, presence, occupied, verified_since })
     }
 
     /// Since when all of its blocks were verified, each as it arrived; `None` where an earlier process left some.
@@ -133,8 +117,7 @@ impl PartialBlob {
         Ok(())
     }
 
-    /// Writes a block and records it, on a thread of the disk writer.
-    pub(super) fn store(&self, verified: &Verified) -> Result<()> {
+    fn store(&self, verified: &Verified) -> Result<()> {
         let (index, bytes) = (verified.index(), verified.bytes());
         self.write(index * BLOCK, bytes)
             .and_then(|()| self.record(index, verified.check()))
@@ -149,8 +132,6 @@ impl PartialBlob {
     /// Records that block `index` is here, in memory and in the map.
     fn record(&self, index: u64, check: &Check) -> std::io::Result<()> {
         let Some(map) = &self.map else {
-            // The check of an only block is the digest of all.
-            *self.only_digest.lock() = Some(Digest(check.0));
             self.presence.set_present(index, true);
             return Ok(());
         };
@@ -248,7 +229,7 @@ impl PartialBlob {
     pub(super) fn digest(&self) -> Option<Digest> {
         match (&self.key, &self.map) {
             (Key::Content(digest), _) => Some(*digest),
-            (_, None) => *self.only_digest.lock(),
+            (_, None) => Some(Digest::of(&self.read(0, self.size as usize).ok()?)),
             (_, Some(map)) => {
                 let map = map.lock();
                 // SAFETY: the file is this cache's own, under its lock; it is only written under the mutex that is

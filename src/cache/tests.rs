@@ -99,27 +99,6 @@ fn partial_blob_after_unclean_stop_verifies_each_block() {
 }
 
 #[test]
-fn small_blob_stored_again_over_its_part_takes_no_further_room() {
-    let home = tempfile::tempdir().expect("a directory");
-    let (size, limits) = (8 << 10, Limits { capacity: Some(12 << 10), reserve: 0 });
-    let bytes = content(size, 3);
-    let store = |cache: &Cache| cache.begin_with(&key(3), size, &block(&bytes, 0)).expect("room");
-    let cache = open(home.path(), limits);
-    let part = store(&cache);
-    let used = cache.space().used();
-    // Beside the part that is in use, over one that is not, and over one of an earlier process.
-    assert!(Arc::ptr_eq(&part, &store(&cache)));
-    drop(part);
-    assert_eq!(store(&cache).read(0, size as usize).expect("disk"), bytes);
-    assert_eq!(cache.space().used(), used);
-    drop(cache);
-    let cache = open(home.path(), limits);
-    let part = store(&cache);
-    assert_eq!(cache.space().used(), used);
-    assert_eq!(part.digest(), Some(Digest::of(&bytes)));
-}
-
-#[test]
 fn eviction_takes_the_least_recently_used_and_no_leased() {
     let home = tempfile::tempdir().expect("a directory");
     let cache = open(home.path(), Limits { capacity: Some(8 * BLOCK), reserve: 0 });

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
-use crate::block::{self, Arrival, Verified};
+use crate::block::{Arrival, Verified};
 use crate::cache::partial::PartialBlob;
 use crate::cache::presence::BlockState;
 use crate::error::{Error, Kind, Result};
@@ -28,13 +28,7 @@ impl Content {
         flight: &Arc<Flight>,
         (scope, urgency): (FetchScope, Urgency),
     ) -> Result<FetchOutcome> {
-        let known = match self.part() {
-            Some(part) => missing_unless_doubted(&part, flight),
-            // A part of one block is never taken over from another process.
-            None if self.is_one_block() => Some(flight.extent().range().collect()),
-            None => None,
-        };
-        let wanted = match known {
+        let wanted = match self.part().and_then(|part| missing_unless_doubted(&part, flight)) {
             Some(wanted) => wanted,
             None => {
                 let (content, joined) = (self.clone(), flight.clone());
@@ -132,7 +126,7 @@ impl Content {
         let verified = arrival.verify(known)?;
         if self.awaits_proof() {
             // No reader may have it before the rest is here.
-            self.put(&verified)?;
+            self.partial()?.put(&verified)?;
             self.resources.blocks_transferred.fetch_add(1, Relaxed);
             return Ok(verified.index());
         }
@@ -155,7 +149,7 @@ impl Content {
         }
         self.resources.blocks_transferred.fetch_add(1, Relaxed);
         flight.deliver(index, Delivery::Bytes(verified.bytes().clone()));
-        match self.put(verified) {
+        match self.partial().and_then(|partial| partial.put(verified)) {
             Ok(()) => flight.deliver(index, Delivery::Stored),
             Err(error) if flight.extent().blocks > MAX_EXTENT_BLOCKS => return Err(error),
             Err(error) => {
@@ -167,26 +161,6 @@ impl Content {
             }
         }
         Ok(index)
-    }
-
-    /// Stores a block in the cache.
-    fn put(&self, verified: &Verified) -> Result<()> {
-        if !self.is_one_block() {
-            return self.partial()?.put(verified);
-        }
-        let _one = self.making.lock();
-        match self.part() {
-            Some(partial) => partial.put(verified),
-            None => {
-                let partial = self.resources.cache.begin_with(&self.blob.key, self.blob.size, verified)?;
-                *self.slot() = Some(partial);
-                Ok(())
-            }
-        }
-    }
-
-    fn is_one_block(&self) -> bool {
-        block::count(self.blob.size) == 1
     }
 }
 

@@ -166,7 +166,7 @@ fn chart_takes_the_keys_of_the_agents_configuration() {
     for key in ["cache_dir", "socket", "hold", "fdstore"] {
         assert!(documented.get_mut("").unwrap().remove(key) && config[key].is_null(), "{key}");
     }
-    assert_eq!(documented.len(), 7, "{documented:?}");
+    assert_eq!(documented.len(), 8, "{documented:?}");
     for (section, keys) in documented {
         let has = match section.split_once('.') {
             Some((kind, _)) => &config[kind]["additionalProperties"]["properties"],
@@ -176,7 +176,7 @@ fn chart_takes_the_keys_of_the_agents_configuration() {
         let has: BTreeSet<_> = has.as_object().unwrap().keys().cloned().collect();
         let missing: Vec<_> = keys.difference(&has).collect();
         assert!(missing.is_empty(), "[{section}] {missing:?}");
-        let sections = ["mirror", "tenants", "cluster", "sources", "volumes", "telemetry"];
+        let sections = ["mirror", "tenants", "cluster", "sources", "volumes", "projects", "telemetry"];
         let more: Vec<_> = has.difference(&keys).filter(|key| !sections.contains(&key.as_str())).collect();
         // A named source has the keys of other weights, too, which docs/configuration.md lists.
         assert!(more.is_empty() || section == "sources.*", "[{section}] {more:?}");

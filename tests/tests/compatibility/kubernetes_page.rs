@@ -9,11 +9,12 @@ use tempfile::TempDir;
 use crate::chart::{repository, tool, validate};
 
 /// Commands of the page that are not run here, by how they begin, and why.
-const EXEMPT: [(&str, &str); 4] = [
+const EXEMPT: [(&str, &str); 5] = [
     ("helm upgrade ", "needs a release in a cluster; the chart that it applies is that of `helm install`"),
     ("kubectl delete pod ", "needs a cluster; tests/kubernetes/smoke replaces pods by it"),
     ("kubectl label namespace ", "needs the namespace in a cluster; its labels are put on a local one here"),
-    ("bdnfs source key ", "run by kubernetes_page_affinity_equals_output_of_source_key"),
+    ("bdnfs source key ", "run by kubernetes_page_affinity_equals_output_of_source_key_and_project_key"),
+    ("bdnfs project key ", "run by kubernetes_page_affinity_equals_output_of_source_key_and_project_key"),
 ];
 
 fn page() -> String {
