@@ -3,6 +3,14 @@
 use bdnfs::error::{Error, Result};
 use rustix::rand::{GetRandomFlags, getrandom};
 
+/// A random id: 32 hexadecimal digits.
+///
+/// # Errors
+/// Those of [`bytes`].
+pub fn id() -> Result<String> {
+    Ok(format!("{:032x}", u128::from_be_bytes(bytes()?)))
+}
+
 /// Random bytes of the kernel.
 ///
 /// # Errors

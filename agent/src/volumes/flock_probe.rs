@@ -7,10 +7,10 @@
 //! Who gets the lock of another node's file, and sees that file written while it has the lock, has proof that the lock is none.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
 use std::ops::Bound;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,7 +115,7 @@ fn fault(shared: &Path, host: &str) -> String {
 
 impl FlockProbe {
     fn new(shared: &Path) -> Result<Self> {
-        let name = format!("{:032x}", u128::from_be_bytes(random::bytes()?));
+        let name = random::id()?;
         let (shared, nodes) = (shared.to_owned(), shared.join(NODES_DIRECTORY));
         Ok(Self { shared, nodes, name, own: None, beats: 0, last: PathBuf::new(), held: None })
     }
@@ -126,10 +126,7 @@ impl FlockProbe {
         let nodes = self.nodes.clone();
         let failed = || format!("cannot use {}", nodes.display());
         shared_root::check(&self.shared).with_context(failed)?;
-        match DirBuilder::new().mode(0o700).create(&self.nodes) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error).with_context(failed),
-            _ => {}
-        }
+        shared_root::create_private(&self.nodes).with_context(failed)?;
         let own = nodes.join(&self.name);
         let looked = self.write_beat(&own).and_then(|()| self.look_at_another(&own));
         if looked.is_err() {

@@ -7,9 +7,8 @@
 //!       /users/<random id>  what a user on a shared file system writes each minute, in case locks do not hold between nodes
 //! ```
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
@@ -21,7 +20,7 @@ use tokio::runtime::Handle;
 
 use super::cache_home::{CacheHome, is_at};
 use super::cache_sync::{LIVING_REPORT_AGE, host_name};
-use super::lock;
+use super::{lock, shared_root};
 use crate::context::Context;
 use crate::durable::write_json;
 use crate::random;
@@ -57,7 +56,7 @@ impl SharedHomeUser {
     /// # Errors
     /// [`Kind::Disk`] where the kernel has nothing random.
     pub fn new(home: CacheHome) -> Result<Self> {
-        Ok(Self { home, name: format!("{:032x}{BEAT_SUFFIX}", u128::from_be_bytes(random::bytes()?)) })
+        Ok(Self { home, name: random::id()? + BEAT_SUFFIX })
     }
 
     /// Its home.
@@ -72,10 +71,7 @@ impl SharedHomeUser {
     pub fn write_beat(&self) -> Result<()> {
         let directory = self.home.path().join(USERS_DIRECTORY);
         let failed = || format!("cannot write to {}", directory.display());
-        match DirBuilder::new().mode(0o700).create(&directory) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error).with_context(failed),
-            _ => {}
-        }
+        shared_root::create_private(&directory).with_context(failed)?;
         write_json(&directory, &self.name, &UserBeat { host: host_name() }).with_context(failed)
     }
 }

@@ -1,8 +1,8 @@
 //! The directory of homes on a file system that several nodes share: what it must be, and how much waits for it at a time.
 
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -87,6 +87,18 @@ pub fn check(root: &Path) -> io::Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Creates a directory for its owner alone, which another node may create at the same time. The one above it is there. Touches its
+/// disk.
+///
+/// # Errors
+/// The disk's own.
+pub fn create_private(directory: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        created => created,
+    }
 }
 
 /// The path without links as far as it exists; as it is where that can't be told soon. Touches its disk.

@@ -53,7 +53,7 @@ impl NodeIdentity {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(Error::disk(format!("cannot read {}", path.display()), error)),
         }
-        let chosen = Self { id: format!("{:032x}", u128::from_be_bytes(random::bytes()?)) };
+        let chosen = Self { id: random::id()? };
         let draft = NamedTempFile::new_in(volumes).with_context(failed)?;
         serde_json::to_writer(&draft, &chosen).map_err(std::io::Error::from).with_context(failed)?;
         draft.as_file().sync_all().with_context(failed)?;
