@@ -173,7 +173,7 @@ impl Cache {
     }
 
     /// The file of `key` that has this `form`, if it is here.
-    pub(crate) fn find(&self, key: &Key, form: BlobFile) -> Option<CachedFile> {
+    pub fn find(&self, key: &Key, form: BlobFile) -> Option<CachedFile> {
         self.layout().stat(key, form).map(|stat| CachedFile::new(*key, form, &stat))
     }
 

@@ -1,9 +1,11 @@
 //! A staged snapshot with all that a native mount of it needs.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, StatxFlags};
 
@@ -12,16 +14,25 @@ use super::data_layout::{DataLayout, DevicePart, PAGE_BLOCK_BITS, SMALL_BLOCK_BI
 use super::image::{self, ImageOptions};
 use crate::blob::Key;
 use crate::cache::layout::{BlobFile, Layout as CacheLayout};
+use crate::cache::verification_time;
 use crate::engine::Engine;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::Node;
 use crate::snapshot::Snapshot;
 use crate::source::Patterns;
+use crate::staging::audit;
 use crate::task::blocking;
 
 /// The size of the largest file, in bytes, of a snapshot that gains by a native mount: larger ones are read by the kernel
 /// alone on a FUSE mount as well, and would lose O_DIRECT.
 pub const MAX_WORTHWHILE_FILE_BYTES: u64 = 16 << 20;
+
+/// How long ago the content of small files may have been verified before a pack is made of it: what has just come was when it came,
+/// and what lies in the cache for long may have rotted.
+const PACKED_VERIFICATION_AGE: Duration = Duration::from_secs(3600);
+
+/// How often small files that are lost or damaged are fetched before a pack is made of them: a scrub may run meanwhile.
+const PACKED_FETCH_LIMIT: usize = 8;
 
 /// A snapshot, all of which is local and leased, and its pack.
 #[derive(Debug)]
@@ -45,7 +56,10 @@ impl NativeSnapshot {
     pub async fn prepare(engine: &Engine, snapshot: Arc<Snapshot>) -> Result<Self> {
         let native = Self::open(engine, snapshot).await?;
         if let Some(pack) = native.pack.clone() {
-            blocking(move || pack.admit()).await?;
+            let is_made = blocking(move || pack.admit().and_then(|()| pack.is_whole())).await?;
+            if !is_made {
+                native.verify_packed(PACKED_VERIFICATION_AGE).await?;
+            }
         }
         if let Some(pack) = &native.pack {
             pack.stage().done().await?;
@@ -143,6 +157,34 @@ impl NativeSnapshot {
         Ok(None)
     }
 
+    /// Fetches again what the cache has lost of the devices that are blobs of `owner`, as [`device_of`](Self::device_of) tells it.
+    ///
+    /// # Errors
+    /// Those of the tiers, [`Kind::Corrupt`] when the manifest is, [`Kind::Disk`].
+    pub async fn stage_again(&self, owner: &Arc<Snapshot>) -> Result<()> {
+        if self.pack.as_ref().is_some_and(|pack| Arc::ptr_eq(pack, owner)) {
+            // What has damaged the pack may have damaged what it is made of.
+            self.verify_packed(Duration::ZERO).await?;
+        }
+        owner.stage_again();
+        owner.stage().done().await
+    }
+
+    /// Verifies what the pack is made of, but for what was verified within `age`, and fetches again what is damaged: the pack's
+    /// digest would prove wrong bytes right.
+    async fn verify_packed(&self, age: Duration) -> Result<()> {
+        let since = verification_time::seconds(self.snapshot.resources().cache.now() - age) + 1;
+        for _ in 0..PACKED_FETCH_LIMIT {
+            let (snapshot, layout) = (self.snapshot.clone(), self.layout.clone());
+            if blocking(move || is_packed_right(&snapshot, &layout, since)).await? {
+                return Ok(());
+            }
+            self.snapshot.stage_again();
+            self.snapshot.stage().done().await?;
+        }
+        Err(Error::new(Kind::Disk, "small files are damaged or removed as soon as they are fetched"))
+    }
+
     /// The inode number of what the cache has of the device `key`, whole or not; `None` where it has nothing. Touches the local
     /// disk.
     pub fn device_inode(&self, key: &Key) -> Option<u64> {
@@ -188,6 +230,25 @@ fn device(snapshot: &Snapshot, blob: u32) -> Result<PathBuf> {
     }
     let blobs = layout.blobs().as_fd().as_raw_fd();
     Ok(PathBuf::from(format!("/proc/self/fd/{blobs}/{}", CacheLayout::name(&key, BlobFile::Whole))))
+}
+
+/// Whether the blobs that are packed are whole in the cache, and right: those that were not verified since `since`, in seconds
+/// since 1970, are read.
+fn is_packed_right(snapshot: &Snapshot, layout: &DataLayout, since: i64) -> Result<bool> {
+    let (manifest, cache) = (snapshot.manifest(), &snapshot.resources().cache);
+    let mut blobs = BTreeSet::new();
+    for (_, part) in layout.packed_from(0) {
+        if let Node::File(slice) = manifest.entry(part.entry)?.node {
+            blobs.insert(slice.blob);
+        }
+    }
+    for blob in &blobs {
+        if !cache.has(&manifest.key(*blob)?, manifest.blob_size(*blob)?) {
+            return Ok(false);
+        }
+    }
+    let audited = audit::audit_blobs(cache, manifest, blobs, &(since..=i64::MAX), &|_| true)?;
+    Ok(audited.damaged.is_empty())
 }
 
 /// The size of blocks that the cache's disk can be read in past the page cache.

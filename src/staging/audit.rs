@@ -3,9 +3,11 @@
 use std::ops::RangeInclusive;
 use std::sync::Weak;
 
+use crate::cache::Cache;
 use crate::cache::layout::BlobFile;
 use crate::cache::scrub::{self, ScrubPace, ScrubTotals};
 use crate::error::{Error, Kind, Result};
+use crate::manifest::Manifest;
 use crate::snapshot::Snapshot;
 
 use super::abandoned;
@@ -32,12 +34,26 @@ pub fn audit(
         let text = format!("the manifest of {source} is damaged in memory: unmount it and mount it again");
         return Err(Error::new(Kind::Corrupt, text));
     }
+    let mut totals = audit_blobs(&cache, &manifest, 0..manifest.blobs(), period, &pace)?;
+    totals.damaged.extend(verified.damaged_manifests);
+    Ok(totals)
+}
+
+/// Verifies `blobs` of `manifest` as [`audit`] does all of them.
+///
+/// # Errors
+/// Those of [`scrub::verify`]; [`Corrupt`](Kind::Corrupt) when the manifest is.
+pub fn audit_blobs(
+    cache: &Cache,
+    manifest: &Manifest,
+    blobs: impl IntoIterator<Item = u32>,
+    period: &RangeInclusive<i64>,
+    pace: ScrubPace<'_>,
+) -> Result<ScrubTotals> {
     let mut due = Vec::new();
-    for blob in 0..manifest.blobs() {
+    for blob in blobs {
         let found = cache.find(&manifest.key(blob)?, BlobFile::Whole);
         due.extend(found.filter(|found| found.is_due(period)));
     }
-    let mut totals = scrub::verify(&cache, &due, &pace)?;
-    totals.damaged.extend(verified.damaged_manifests);
-    Ok(totals)
+    scrub::verify(cache, &due, pace)
 }

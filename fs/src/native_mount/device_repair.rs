@@ -147,8 +147,7 @@ impl NativeSuperblock {
         let mut failed = None;
         for native in self.snapshots() {
             let Some((owner, blob)) = native.device_of(key)? else { return Ok(None) };
-            owner.stage_again();
-            match owner.stage().done().await {
+            match native.stage_again(&owner).await {
                 Ok(()) => return Ok(Some((owner, blob))),
                 Err(error) => _ = failed.get_or_insert(error),
             }

@@ -1,5 +1,6 @@
 //! Native mounts beside FUSE mounts of the same snapshots. Needs root, and Linux 6.12 or newer.
 
+mod packed_rot;
 mod repair_failures;
 mod trees;
 
