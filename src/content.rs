@@ -268,13 +268,18 @@ impl Content {
             Error::new(Kind::Timeout, format!("{path}: {text}"))
         };
         let (blocks, began) = (block::touched(&range), Instant::now());
-        let read = tokio::time::timeout(READ_DEADLINE, self.read_blocks(range, run));
+        let read = tokio::time::timeout(READ_DEADLINE, self.read_blocks(began, range, run));
         read.await
             .unwrap_or_else(|_| Err(late()))
             .inspect_err(|error| self.recent_failures.record(blocks, began.elapsed(), error))
     }
 
-    async fn read_blocks(self: &Arc<Self>, range: Range<u64>, run: u64) -> Result<Vec<Bytes>> {
+    async fn read_blocks(
+        self: &Arc<Self>,
+        began: Instant,
+        range: Range<u64>,
+        run: u64,
+    ) -> Result<Vec<Bytes>> {
         if let Some(error) = self.refutation.active_error() {
             return Err(error);
         }
@@ -291,15 +296,15 @@ impl Content {
         for (index, flight) in blocks.zip(joined) {
             let start = (index * BLOCK).max(range.start);
             let end = (index * BLOCK + block::len(self.blob.size, index)).min(range.end);
-            pieces.extend(self.read_block(Requester::Reader, index, flight, start..end).await?);
+            pieces.extend(self.read_block((Requester::Reader, began), index, flight, start..end).await?);
         }
         Ok(pieces)
     }
 
-    /// The bytes `range` of block `index`, which `flight` may bring.
+    /// The bytes `range` of block `index`, which `flight` may bring, for a requester that asks since `began`.
     async fn read_block(
         self: &Arc<Self>,
-        requester: Requester,
+        (requester, began): (Requester, Instant),
         index: u64,
         mut flight: Option<Arc<Flight>>,
         range: Range<u64>,
@@ -307,7 +312,17 @@ impl Content {
         let part = || (range.start - index * BLOCK) as usize..(range.end - index * BLOCK) as usize;
         loop {
             let delivery = match (&flight, requester) {
-                (Some(flight), Requester::Reader) => self.await_hedged(flight, index).await?,
+                (Some(joined), Requester::Reader) => match self.await_hedged(joined, index).await {
+                    // It had spent some of its time before this reader came, who has all of its own.
+                    Err(error)
+                        if joined.began() < began
+                            && matches!(error.kind(), Kind::Unavailable | Kind::Timeout) =>
+                    {
+                        flight = self.join_or_start(index, 1, Urgency::Read);
+                        continue;
+                    }
+                    outcome => outcome?,
+                },
                 (Some(flight), Requester::Peer(_)) => flight.block(index).await?,
                 (None, _) => Delivery::Stored,
             };

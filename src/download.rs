@@ -193,7 +193,7 @@ async fn fetch(
         progress.bytes_done.fetch_add(bytes, Relaxed);
         Ok(index)
     };
-    ladder.fetch(&blob, blocks, (FetchScope::Direct, Urgency::Stage), STALL_TIMEOUT, accept).await?;
+    ladder.fetch(&blob, blocks, (FetchScope::Direct, &|| Urgency::Stage), STALL_TIMEOUT, accept).await?;
     if is_last {
         progress.files_done.fetch_add(tree.files(number), Relaxed);
     }

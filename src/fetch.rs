@@ -186,6 +186,11 @@ impl Ladder {
         peers.chain(tiers)
     }
 
+    /// Tells requests that wait for their turn that one of them has become more urgent.
+    pub(crate) fn reconsider_urgency(&self) {
+        self.parallelism.reconsider();
+    }
+
     /// Why the tiers lacked the last blocks that were asked for, if that was within `age`.
     pub fn recent_failure(&self, age: Duration) -> Option<Error> {
         let last = self.last_failure.lock();
@@ -198,8 +203,8 @@ impl Ladder {
     }
 
     /// Fetches the blocks `wanted` of `blob`. Each that arrives is given to `accept`, which verifies it and keeps it;
-    /// the next ones arrive meanwhile. Ends when all were accepted, when no tier may serve the blob, or when nothing has
-    /// arrived for `stall_limit`.
+    /// the next ones arrive meanwhile. `urgency` is asked before each request. Ends when all were accepted, when no tier may
+    /// serve the blob, or when nothing has arrived for `stall_limit`.
     ///
     /// # Errors
     /// The last tier's, or that of the last one that could have helped, when no tier had the right bytes.
@@ -207,7 +212,7 @@ impl Ladder {
         &self,
         blob: &Blob,
         wanted: Vec<u64>,
-        (scope, urgency): (FetchScope, Urgency),
+        (scope, urgency): (FetchScope, &(dyn Fn() -> Urgency + Sync)),
         stall_limit: Duration,
         accept: F,
     ) -> Result<FetchOutcome>
@@ -215,20 +220,7 @@ impl Ladder {
         F: Fn(Arrival) -> A + Send + Sync,
         A: Future<Output = Result<u64>> + Send,
     {
-        let (counters, last_arrival) = (&*self.counters, Instant::now());
-        let mut attempt = FetchAttempt {
-            blob,
-            counters,
-            scope,
-            urgency,
-            missing: wanted,
-            last_arrival,
-            stall_limit,
-            wrong_bytes: false,
-            patience: REQUEST_STALL_TIMEOUT,
-            stalled: false,
-            refusals: Vec::new(),
-        };
+        let mut attempt = FetchAttempt::new(blob, &self.counters, (scope, urgency), wanted, stall_limit);
         let mut wrong_bytes = 0;
         let mut backoff = Backoff::new(ATTEMPT_BACKOFF.0, ATTEMPT_BACKOFF.1, (self.seed)());
         let mut earlier: Option<Error> = None;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::budget::Ticket;
 use crate::error::{Error, Result};
@@ -27,10 +28,22 @@ enum Slot {
     Delivered(Delivery),
 }
 
+/// The outcome of [`Flight::raise`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RaiseOutcome {
+    /// It was as urgent before.
+    Unchanged,
+    /// It is more urgent, and so must be its ticket in the budget's queue, which has this number.
+    RaisedInQueue(u64),
+    /// It is more urgent, and in no queue of the budget.
+    Raised,
+}
+
 /// One fetch of one extent.
 #[derive(Debug)]
 pub struct Flight {
     extent: Extent,
+    began: Instant,
     state: Mutex<State>,
     changed: Notify,
 }
@@ -48,7 +61,7 @@ impl Flight {
     fn new(extent: Extent) -> Arc<Self> {
         let slots = vec![Slot::Pending; extent.blocks as usize];
         let state = State { slots, urgency: Urgency::Stage, ticket: None, ended: None, store_error: None };
-        Arc::new(Self { extent, state: Mutex::new(state), changed: Notify::new() })
+        Arc::new(Self { extent, began: Instant::now(), state: Mutex::new(state), changed: Notify::new() })
     }
 
     /// The extent that the flight fetches.
@@ -122,12 +135,19 @@ impl Flight {
         self.changed.notify_waiters();
     }
 
-    /// Makes it at least as urgent as `urgency`, and returns its place in the budget's queue, while it has one: that must
-    /// be made as urgent, too.
-    pub fn raise(&self, urgency: Urgency) -> Option<u64> {
+    /// Makes it at least as urgent as `urgency`. What it waits for must be told where it has become more urgent.
+    pub fn raise(&self, urgency: Urgency) -> RaiseOutcome {
         let mut state = self.state.lock();
-        state.urgency = state.urgency.max(urgency);
-        state.ticket
+        if state.urgency >= urgency {
+            return RaiseOutcome::Unchanged;
+        }
+        state.urgency = urgency;
+        state.ticket.map_or(RaiseOutcome::Raised, RaiseOutcome::RaisedInQueue)
+    }
+
+    /// When it began.
+    pub fn began(&self) -> Instant {
+        self.began
     }
 
     /// The current urgency.

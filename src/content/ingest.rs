@@ -41,7 +41,7 @@ impl Content {
         }
         let stall_limit = if urgency == Urgency::Stage { STAGE_STALL_LIMIT } else { READ_DEADLINE };
         if self.fetches_whole(flight) {
-            return self.fetch_proved(flight, wanted, (scope, urgency), stall_limit).await;
+            return self.fetch_proved(flight, wanted, scope, stall_limit).await;
         }
         let present = flight.extent().range().filter(|index| wanted.binary_search(index).is_err());
         present.for_each(|index| flight.deliver(index, Delivery::Stored));
@@ -62,7 +62,7 @@ impl Content {
             };
             async move { accepted.await.map_err(lost)? }
         };
-        self.ladder().fetch(&self.blob, wanted, (scope, urgency), stall_limit, accept).await
+        self.ladder().fetch(&self.blob, wanted, (scope, &|| flight.urgency()), stall_limit, accept).await
     }
 
     /// Fetches a block that the cache's disk has and cannot read, without storing it there.
@@ -79,7 +79,7 @@ impl Content {
             Ok(index)
         };
         self.ladder()
-            .fetch(&self.blob, vec![index], (FetchScope::Direct, Urgency::Read), READ_DEADLINE, accept)
+            .fetch(&self.blob, vec![index], (FetchScope::Direct, &|| Urgency::Read), READ_DEADLINE, accept)
             .await?;
         let bytes = fetched.into_inner();
         self.resources.recent_blocks.put_only_copy(self.blob.key, index, bytes.clone());

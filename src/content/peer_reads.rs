@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
+use tokio::time::Instant;
 
 use crate::block::{self, BLOCK};
 use crate::budget::Permit;
@@ -76,7 +77,12 @@ impl Content {
                     if let Some(flight) = &flight {
                         flight.block(index).await?;
                     }
-                    let read = content.read_block(Requester::Peer(urgency), index, flight, start..end);
+                    let read = content.read_block(
+                        (Requester::Peer(urgency), Instant::now()),
+                        index,
+                        flight,
+                        start..end,
+                    );
                     content.resources.send_buffer(end - start, urgency, read).await
                 }
             })

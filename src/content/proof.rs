@@ -90,7 +90,7 @@ impl Content {
         self: &Arc<Self>,
         flight: &Arc<Flight>,
         mut wanted: Vec<u64>,
-        (scope, urgency): (FetchScope, Urgency),
+        scope: FetchScope,
         stall_limit: Duration,
     ) -> Result<FetchOutcome> {
         let (mut attempt, mut has_discarded) = (1, false);
@@ -102,8 +102,9 @@ impl Content {
                 held.lock().push(arrival);
                 Ok(index)
             };
-            let urgency = (scope, urgency);
-            let outcome = self.ladder().fetch(&self.blob, wanted, urgency, stall_limit, accept).await?;
+            let urgency = || flight.urgency();
+            let outcome =
+                self.ladder().fetch(&self.blob, wanted, (scope, &urgency), stall_limit, accept).await?;
             if outcome == FetchOutcome::BecameOwner {
                 return Ok(outcome);
             }

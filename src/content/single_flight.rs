@@ -13,7 +13,7 @@ use crate::block::{self, BLOCK};
 use crate::error::{Error, Kind, Result};
 use crate::extent::{Extent, MAX_EXTENT_BLOCKS};
 use crate::fetch::{FetchOutcome, FetchScope};
-use crate::flight::{Delivery, Flight, Flights, JoinOutcome};
+use crate::flight::{Delivery, Flight, Flights, JoinOutcome, RaiseOutcome};
 use crate::tier::Urgency;
 
 use super::Content;
@@ -69,8 +69,12 @@ impl Content {
                 // Present, or in flight since the check: the next iteration finds that flight.
                 JoinOutcome::Present => {}
                 JoinOutcome::Joined(flight) => {
-                    if let Some(ticket) = flight.raise(urgency) {
-                        self.resources.budget(found).promote(ticket, urgency);
+                    match flight.raise(urgency) {
+                        RaiseOutcome::Unchanged => {}
+                        RaiseOutcome::RaisedInQueue(ticket) => {
+                            self.resources.budget(found).promote(ticket, urgency);
+                        }
+                        RaiseOutcome::Raised => self.ladder().reconsider_urgency(),
                     }
                     return Some(flight);
                 }

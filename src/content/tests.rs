@@ -270,6 +270,20 @@ async fn read_without_answering_tier_times_out() {
     assert!(began.elapsed() <= READ_DEADLINE + Duration::from_secs(1));
 }
 
+#[tokio::test(start_paused = true)]
+async fn reader_that_joins_an_old_flight_has_all_of_its_own_time() {
+    let fixture = ContentFixture::new();
+    let tier = ScriptedTier::new(&fixture.bytes, &[Fault::Fail(Kind::Unavailable)], true);
+    let content = fixture.content(fixture.blob(false), None, &[&tier]);
+    let ahead = content.join_or_start(0, 1, Urgency::Ahead).expect("nothing is here");
+    tokio::time::sleep(READ_DEADLINE * 4 / 5).await;
+    let ahead_ended = async {
+        assert_eq!(ahead.block(0).await.expect_err("its time is over").kind(), Kind::Unavailable);
+        tier.faults.lock().clear();
+    };
+    tokio::join!(fixture.expect(&content, 0..10), ahead_ended);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn read_with_full_cache_succeeds_and_stored_fails() {
     let fixture = ContentFixture::new();

@@ -41,8 +41,8 @@ pub async fn read_small_file(mirror: &Mirror, manifest: &Manifest, name: &[u8]) 
     };
     let touched = block::touched(&range);
     let ladder = Ladder::new(vec![Arc::new(mirror.clone())], Arc::default(), Arc::default());
-    let scope = (FetchScope::Direct, Urgency::Read);
-    ladder.fetch(&blob, touched.clone().collect(), scope, STALL_TIMEOUT, accept).await?;
+    let wanted = touched.clone().collect();
+    ladder.fetch(&blob, wanted, (FetchScope::Direct, &|| Urgency::Read), STALL_TIMEOUT, accept).await?;
     let all: Vec<u8> = blocks.into_inner().into_values().flatten().collect();
     let start = (range.start - touched.start * BLOCK) as usize;
     Ok(all.get(start..start + slice.len as usize).map(Bytes::copy_from_slice))

@@ -24,7 +24,8 @@ pub(super) struct FetchAttempt<'a> {
     pub(super) blob: &'a Blob,
     pub(super) counters: &'a SnapshotMetrics,
     pub(super) scope: FetchScope,
-    pub(super) urgency: Urgency,
+    /// As it is now: readers join while it is under way.
+    pub(super) urgency: &'a (dyn Fn() -> Urgency + Sync),
     pub(super) missing: Vec<u64>,
     /// When a block last arrived.
     pub(super) last_arrival: Instant,
@@ -61,7 +62,30 @@ pub(super) struct FetchStep<'a> {
     pub(super) last: bool,
 }
 
-impl FetchAttempt<'_> {
+impl<'a> FetchAttempt<'a> {
+    /// An attempt to fetch the blocks `missing`, of which none has been asked for.
+    pub(super) fn new(
+        blob: &'a Blob,
+        counters: &'a SnapshotMetrics,
+        (scope, urgency): (FetchScope, &'a (dyn Fn() -> Urgency + Sync)),
+        missing: Vec<u64>,
+        stall_limit: Duration,
+    ) -> Self {
+        Self {
+            blob,
+            counters,
+            scope,
+            urgency,
+            missing,
+            last_arrival: Instant::now(),
+            stall_limit,
+            wrong_bytes: false,
+            patience: REQUEST_STALL_TIMEOUT,
+            stalled: false,
+            refusals: Vec::new(),
+        }
+    }
+
     /// The next run of missing blocks.
     pub(super) fn next(&self) -> Option<Extent> {
         let first = *self.missing.first()?;

@@ -18,6 +18,7 @@ use super::{FetchAttempt, FetchStep};
 use crate::block::{Arrival, BLOCK};
 use crate::error::{Error, Kind, Result};
 use crate::extent::Extent;
+use crate::tier::Urgency;
 
 /// A request to the last tier that would not bring a block in this time is useless to a reader, whatever its siblings do.
 const BLOCK_DEADLINE: Duration = Duration::from_secs(30);
@@ -39,7 +40,8 @@ pub(super) struct HedgedRequest<'a> {
 pub(super) struct Target<'a> {
     pub step: FetchStep<'a>,
     pub blob: &'a crate::blob::Blob,
-    pub urgency: crate::tier::Urgency,
+    /// As it is now: readers join while it is under way.
+    pub urgency: &'a (dyn Fn() -> Urgency + Sync),
     pub patience: Duration,
 }
 
@@ -173,7 +175,7 @@ impl<'a> HedgedRequest<'a> {
 
 impl<'a> Target<'a> {
     fn request(&self, context: &'a FetchContext<'a>, extent: Extent) -> TierRequest<'a> {
-        TierRequest::new(context, self.step.tier, self.blob, extent, self.urgency)
+        TierRequest::new(context, self.step.tier, self.blob, extent, (self.urgency)())
     }
 }
 

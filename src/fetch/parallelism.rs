@@ -34,18 +34,24 @@ impl Default for Parallelism {
 }
 
 impl Parallelism {
-    /// Waits for a slot. A reader takes one at once.
-    pub async fn acquire(&self, urgency: Urgency) -> RequestSlot<'_> {
+    /// Waits for a slot. A reader takes one at once, also one that comes for the same blocks meanwhile and
+    /// [tells](Self::reconsider) of it: `urgency` is asked again then.
+    pub async fn acquire(&self, urgency: impl Fn() -> Urgency) -> RequestSlot<'_> {
         loop {
             let freed = self.freed.notified();
             tokio::pin!(freed);
             // Enrolled before the look, so no slot can be freed unseen between the two.
             freed.as_mut().enable();
-            if let Some(slot) = self.take(urgency == Urgency::Read) {
+            if let Some(slot) = self.take(urgency() == Urgency::Read) {
                 return slot;
             }
             freed.await;
         }
+    }
+
+    /// Lets those that wait for a slot look again whether a reader waits for them.
+    pub fn reconsider(&self) {
+        self.freed.notify_waiters();
     }
 
     /// A slot, if there is one now.
@@ -106,12 +112,26 @@ mod tests {
             slots.push(parallelism.try_acquire().expect("room"));
         }
         assert!(parallelism.try_acquire().is_none());
-        slots.push(parallelism.acquire(Urgency::Read).now_or_never().expect("at once"));
-        let waiting = parallelism.acquire(Urgency::Stage);
+        slots.push(parallelism.acquire(|| Urgency::Read).now_or_never().expect("at once"));
+        let waiting = parallelism.acquire(|| Urgency::Stage);
         tokio::pin!(waiting);
         assert!(waiting.as_mut().now_or_never().is_none());
         slots.truncate(MIN_REQUESTS - 1);
         waiting.await;
+    }
+
+    #[tokio::test]
+    async fn request_that_waits_for_a_slot_gets_one_when_a_reader_joins_it() {
+        let parallelism = Parallelism::default();
+        (0..10).for_each(|_| parallelism.shrink());
+        let _slots: Vec<_> = (0..MIN_REQUESTS).map(|_| parallelism.try_acquire().expect("room")).collect();
+        let urgency = Mutex::new(Urgency::Ahead);
+        let waiting = parallelism.acquire(|| *urgency.lock());
+        tokio::pin!(waiting);
+        assert!(waiting.as_mut().now_or_never().is_none());
+        *urgency.lock() = Urgency::Read;
+        parallelism.reconsider();
+        waiting.as_mut().now_or_never().expect("at once");
     }
 
     #[tokio::test]

@@ -27,7 +27,7 @@ pub(super) async fn read(origin: &Ladder, blob: &Blob, extent: Extent) -> Result
         .fetch(
             blob,
             extent.range().collect(),
-            (FetchScope::Direct, Urgency::Stage),
+            (FetchScope::Direct, &|| Urgency::Stage),
             ORIGIN_STALL_LIMIT,
             accept,
         )

@@ -97,7 +97,7 @@ impl PreviousSnapshot {
         let wanted: BTreeSet<_> = found.iter().flat_map(|(_, range)| block::touched(range)).collect();
         let wanted = wanted.into_iter().collect();
         self.mirror
-            .fetch(&blob, wanted, (FetchScope::Direct, Urgency::Stage), OLD_PACK_STALL_LIMIT, accept)
+            .fetch(&blob, wanted, (FetchScope::Direct, &|| Urgency::Stage), OLD_PACK_STALL_LIMIT, accept)
             .await?;
         let blocks = blocks.into_inner();
         Ok(found.iter().filter_map(|(file, range)| Some((*file, cut(&blocks, range)?))).collect())

@@ -119,7 +119,7 @@ async fn fetch_from_a_faulty_peer_is_right_and_bounded_in_time() {
             let begin = Instant::now();
             let fetch = async |scope| {
                 let stall_limit = Duration::from_secs(30);
-                ladder.fetch(&blob, vec![0, 1, 2], (scope, Urgency::Read), stall_limit, accept).await
+                ladder.fetch(&blob, vec![0, 1, 2], (scope, &|| Urgency::Read), stall_limit, accept).await
             };
             match fetch(FetchScope::All).await {
                 // With no other node left, this one is the owner.

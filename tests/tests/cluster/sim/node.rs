@@ -225,7 +225,7 @@ impl SimContent {
         let wanted = flight.extent().range().collect();
         let stall_limit = Duration::from_secs(30);
         let outcome =
-            self.ladder.fetch(&self.blob, wanted, (scope, Urgency::Stage), stall_limit, accept).await;
+            self.ladder.fetch(&self.blob, wanted, (scope, &|| Urgency::Stage), stall_limit, accept).await;
         let outcome = match outcome {
             Ok(FetchOutcome::Complete) => Ok(()),
             Ok(FetchOutcome::BecameOwner) => {
