@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   begin: the first user of the node pulls what other nodes saved
-//!     └─> save_regularly, report_regularly: as long as it is used
+//!     └─> save_regularly, announce_regularly: as long as it is used
 //!           └─> save: the last user of the node
 //! ```
 
@@ -218,8 +218,17 @@ async fn evict<U: HomeUser>(user: &U, work: fn(&Volumes) -> Vec<EvictedHome>) ->
     !evicted.is_empty()
 }
 
+/// Tells other nodes again and again that homes are used here, and their owner of locks that do not hold, as long as it is polled.
+pub async fn announce_regularly<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Infallible {
+    tokio::select! {
+        never = report_regularly(user, homes) => never,
+        never = warn_of_flock(user, homes) => never,
+        never = beat_regularly(user, homes) => never,
+    }
+}
+
 /// Tells the owner of homes, as soon as it is known, that locks on them do not hold between nodes, as long as it is polled.
-pub async fn warn_of_flock<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Infallible {
+async fn warn_of_flock<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Infallible {
     if !homes.is_empty() {
         user.warn(user.volumes().await_flock_fault().await);
     }
@@ -227,7 +236,7 @@ pub async fn warn_of_flock<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Infall
 }
 
 /// Tells other nodes again and again that homes are used which they share, as long as it is polled.
-pub async fn beat_regularly<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Infallible {
+async fn beat_regularly<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Infallible {
     let users: Result<Vec<_>> =
         homes.iter().filter(|home| home.is_shared()).cloned().map(SharedHomeUser::new).collect();
     let users: Vec<_> = match users {

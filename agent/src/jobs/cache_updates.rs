@@ -58,9 +58,7 @@ pub async fn save_regularly(run: &JobRun) -> Infallible {
     let homes = homes(run);
     tokio::select! {
         never = home_use::save_regularly(run, &homes) => never,
-        never = home_use::report_regularly(run, &homes) => never,
-        never = home_use::warn_of_flock(run, &homes) => never,
-        never = home_use::beat_regularly(run, &homes) => never,
+        never = home_use::announce_regularly(run, &homes) => never,
     }
 }
 
