@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::num::NonZeroU32;
 
 use bdnfs::source::{
     Access, AuthMethod, AzureAccess, GcsAccess, HubAccess, Patterns, Secret, TreeLayout, Uri, tenant,
@@ -66,6 +67,10 @@ impl Attributes {
         let named = tenant.as_deref().map_or(Ok(()), tenant::check);
         named.map_err(|e| InvalidAttribute::new("tenant", e))?;
         kind.scope().check_name(&name).map_err(|e| InvalidAttribute::new(kind.attribute(), e))?;
+        let keep = match kind {
+            ContainerVolumeKind::Checkpoints => self.keep()?,
+            ContainerVolumeKind::ProjectCache | ContainerVolumeKind::TeamCache => None,
+        };
         if let Some(key) = self.0.keys().next() {
             return Err(InvalidAttribute::new(key, format!("cannot be used with {kind}")));
         }
@@ -73,6 +78,7 @@ impl Attributes {
             kind,
             name,
             id: None,
+            keep,
             tenant,
             target: None,
             consumer: None,
@@ -207,6 +213,11 @@ impl Attributes {
         }
     }
 
+    fn keep(&mut self) -> Result<Option<NonZeroU32>, InvalidAttribute> {
+        let parsed = self.take("keep").map(|number| number.parse()).transpose();
+        parsed.map_err(|_| InvalidAttribute::new("keep", format!("expected a number from 1 to {}", u32::MAX)))
+    }
+
     fn number(&mut self, key: &str) -> Result<Option<u32>, InvalidAttribute> {
         let text = format!("expected a number from 0 to {}", u32::MAX);
         let parsed = self.take(key).map(|number| number.parse()).transpose();
@@ -261,6 +272,12 @@ mod tests {
         let named =
             volume(&[("checkpoints", "llama"), ("tenant", "team")]).expect("valid").expect("a volume");
         assert_eq!((named.kind, named.tenant.as_deref()), (ContainerVolumeKind::Checkpoints, Some("team")));
+        assert_eq!(named.keep, None);
+        let kept = volume(&[("checkpoints", "llama"), ("keep", "3")]).expect("valid").expect("a volume");
+        assert_eq!(kept.keep, NonZeroU32::new(3));
+        let error =
+            volume(&[("projectCache", "llama"), ("keep", "3")]).expect_err("no generations").to_string();
+        assert_eq!(error, "keep: cannot be used with projectCache");
         assert_eq!(volume(&[("source", "s3://b")]).expect("valid"), None);
         for (key, value, words) in [
             ("source", "s3://b", "source: cannot be used with checkpoints"),
@@ -268,6 +285,7 @@ mod tests {
             ("projectCache", "llama", "projectCache: cannot be used with checkpoints"),
             ("tenant", "../x", "tenant: "),
             ("checkpoints", "", "checkpoints: "),
+            ("keep", "0", "keep: expected a number from 1 to 4294967295"),
         ] {
             let error = volume(&[("checkpoints", "llama"), (key, value)]).map_err(|e| e.to_string());
             assert!(error.as_ref().is_err_and(|error| error.starts_with(words)), "{key}: {error:?}");

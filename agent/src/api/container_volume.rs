@@ -5,6 +5,7 @@
 //! no request waits for that.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use bdnfs::checkpoint::{CheckpointId, LOOSE};
@@ -69,6 +70,9 @@ pub struct ContainerVolumeRequest {
     /// The id of the job that checkpoints belong to; they need one.
     #[serde(default)]
     pub id: Option<String>,
+    /// How many complete checkpoints of the project stay in the mirror: each save removes older ones. Default: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<NonZeroU32>,
     /// The tenant that the project or team belongs to, which the runtime knows and no author chooses; default: the agent's own.
     #[serde(default)]
     pub tenant: Option<String>,
@@ -85,13 +89,17 @@ pub struct ContainerVolumeRequest {
 }
 
 impl ContainerVolumeRequest {
-    /// Refuses a name that no project or team can have, and an id that is missing, too much or none.
+    /// Refuses a name that no project or team can have, an id that is missing, too much or none, and `keep` where nothing has
+    /// generations.
     ///
     /// # Errors
     /// [`Kind::Invalid`].
     pub fn check(&self) -> Result<()> {
         let kind = self.kind;
         let invalid = |text: String| Err(Error::new(Kind::Invalid, text));
+        if self.keep.is_some() && kind != ContainerVolumeKind::Checkpoints {
+            return invalid(format!("keep: cannot be used with {kind}"));
+        }
         let checked = match (kind, &self.id) {
             (ContainerVolumeKind::Checkpoints, Some(id)) => {
                 CheckpointId::new(&self.name, id, LOOSE, 0).map(drop)
@@ -191,6 +199,7 @@ mod tests {
         for (text, words) in [
             (r#"{"kind": "teamCache", "name": ""}"#, "teamCache: the name of a team is empty"),
             (r#"{"kind": "teamCache", "name": "t", "id": "x"}"#, "id: cannot be used with teamCache"),
+            (r#"{"kind": "projectCache", "name": "p", "keep": 2}"#, "keep: cannot be used with projectCache"),
             (r#"{"kind": "checkpoints", "name": "p"}"#, "checkpoints: the id of a job is missing"),
             (r#"{"kind": "checkpoints", "name": "p", "id": "../x"}"#, "checkpoints: bad job ID"),
         ] {
@@ -200,6 +209,7 @@ mod tests {
         for (text, word) in [
             (r#"{"kind": "checkpoints", "name": "p", "dir": "/"}"#, "dir"),
             (r#"{"kind": "scratch", "name": "p"}"#, "scratch"),
+            (r#"{"kind": "checkpoints", "name": "p", "keep": 0}"#, "nonzero"),
         ] {
             assert!(parse(text).expect_err(word).to_string().contains(word));
         }

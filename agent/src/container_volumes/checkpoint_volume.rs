@@ -168,6 +168,6 @@ fn saver_order(volumes: &ContainerVolumes, own: &ContainerVolume, volume: &JobVo
         mirror,
         upload_rate: config.upload_rate,
         give_up: config.give_up,
-        keep: None,
+        keep: own.request.keep,
     })
 }

@@ -145,6 +145,25 @@ fn checkpoints_of_a_pod_are_saved_while_it_runs_and_after_it_has_ended() {
 }
 
 #[test]
+fn keep_of_a_pod_removes_older_checkpoints_of_its_project() {
+    let node = WritingNode::new();
+    let volume = PodVolume::inline(POD, &[("checkpoints", "llama"), ("keep", "2")]);
+    node.0.kubelet.mount(&volume);
+    let target = node.0.kubelet.target(&volume);
+    for step in ["checkpoint-1", "checkpoint-2", "checkpoint-3"] {
+        write(&target, &format!("{step}/model"), step);
+        write(&target, &format!("{step}/.metadata"), "");
+        eventually("it is saved", || node.is_saved(step));
+    }
+    node.0.kubelet.unpublish(&volume).unwrap();
+    node.await_end();
+    let project = ["checkpoint", "ls", "--project", "llama", "--json", "--mirror", "s3://mirror"];
+    let listed = node.0.env.machine.run(&project).succeeds();
+    assert!(!listed.contains("checkpoint-1"), "{listed}");
+    assert!(listed.contains("checkpoint-2") && listed.contains("checkpoint-3"), "{listed}");
+}
+
+#[test]
 fn checkpoints_of_a_pod_that_has_ended_are_saved_when_mirror_and_agent_are_back() {
     let (mut node, volume, target) = node_with_checkpoints();
     node.0.env.proxy.set(bdnfs_tests::proxy::NetworkFault { refuse: true, ..Default::default() });
