@@ -14,6 +14,7 @@
 mod cache_use;
 mod checkpoint_volume;
 mod container_volume;
+mod end_of_use;
 mod restore;
 
 use std::collections::BTreeMap;
@@ -25,15 +26,14 @@ use bdnfs::boot;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::tenant;
 use bdnfs::task::{blocking, lost};
-use bdnfs_fs::mounts;
 use chrono::Utc;
 use parking_lot::Mutex;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use crate::api::container_volume::{ContainerVolumeKind, ContainerVolumeRequest, ContainerVolumeStatus};
 use crate::api::publication::is_publication_key;
 use crate::api::{ApiResult, Failure, MirrorRequest};
-use crate::deploy::AdmissionQueue;
+use crate::deploy::{AdmissionQueue, home_use};
 use crate::lifecycle::Lifecycle;
 use crate::mounts::MountManager;
 use crate::publications::PublicationConfig;
@@ -47,9 +47,6 @@ use container_volume::{ContainerVolume, ContainerVolumeRecord, WritableDirectory
 
 /// How long an unpublish waits for a volume of an earlier run whose directory can't be had yet: less than runtimes wait for an answer.
 const UNPUBLISH_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// How often it is checked whether a container still has a volume that was ended.
-const USE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// All volumes of containers of an agent.
 #[derive(Debug)]
@@ -268,6 +265,11 @@ impl ContainerVolumes {
             Err(error) => {
                 volume.set_failed(error.into());
                 self.forget(volume).await;
+                if let WritableDirectory::Cache(home) = volume.directory.clone() {
+                    let user = CacheUse { volumes: Arc::clone(self), volume: Arc::clone(volume) };
+                    // No runtime waits for the mirror.
+                    tokio::spawn(async move { home_use::abandon(&user, &home).await });
+                }
             }
         }
     }
@@ -320,31 +322,6 @@ impl ContainerVolumes {
                 self.forget(&volume).await;
             }
             Err(failure) => volume.set_failed(failure),
-        }
-    }
-
-    /// Waits until a volume is ended and no container has it bound, and tells its saver. Runtimes may forget containers that run.
-    async fn await_unused(&self, volume: &Arc<ContainerVolume>) {
-        volume.await_end().await;
-        loop {
-            let own = Arc::clone(volume);
-            let end = blocking(move || {
-                // Others share a cache.
-                let WritableDirectory::Checkpoints(volume) = &own.directory else { return Ok(true) };
-                if mounts::is_bound_anywhere(&own.directory.path())? {
-                    return Ok(false);
-                }
-                if volume.path().exists() {
-                    checkpoint_volume::write_end(volume)?;
-                }
-                Ok(true)
-            });
-            match end.await {
-                Ok(true) => return volume.set_unused(),
-                Ok(false) => {}
-                Err(error) => tracing::warn!("volume {}: {error}", volume.key),
-            }
-            sleep(USE_POLL_INTERVAL).await;
         }
     }
 

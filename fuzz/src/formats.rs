@@ -86,6 +86,7 @@ pub(crate) fn mirror_json(bytes: &[u8]) {
         previous_complete: None,
     };
     let report = HomeReport {
+        beginning: false,
         node: "n".to_owned(),
         host: "h".to_owned(),
         manifest: None,

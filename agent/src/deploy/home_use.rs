@@ -2,8 +2,10 @@
 //!
 //! ```text
 //!   begin: the first user of the node pulls what other nodes saved
-//!     └─> save_regularly, announce_regularly: as long as it is used
-//!           └─> save: the last user of the node
+//!     ├─> announce_regularly: from then on
+//!     ├─> save_regularly: as long as it is written
+//!     │     └─> save: the last user of the node
+//!     └─> abandon: one that came to nothing
 //! ```
 
 mod home_notes;
@@ -14,6 +16,7 @@ mod tests;
 use std::convert::Infallible;
 use std::fs::File;
 use std::future::pending;
+use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -32,8 +35,7 @@ use crate::volumes::home_users::SharedHomeUser;
 use crate::volumes::{EvictedHome, Volumes};
 
 use home_notes::{note_pulled, torn_message, unsaved_advice};
-use home_saving::report;
-pub use home_saving::{report_regularly, save, save_regularly};
+pub use home_saving::{abandon, leave_unsaved, report_regularly, save, save_regularly};
 
 /// How often a lock of a home is tried, and the least time between two saves.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -112,7 +114,7 @@ async fn prepare<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) ->
     let sync =
         mirror.map(|mirror| mirror.map(|mirror| CacheSync::new(home.clone(), mirror, Arc::clone(&lock))));
     let unsaved = match &sync {
-        Ok(Some(sync)) => unsaved_elsewhere(sync).await,
+        Ok(Some(sync)) => unsaved_elsewhere(user, home, sync, needs_newest).await,
         _ => Ok(None),
     };
     if let Ok(Some(unsaved)) = &unsaved
@@ -125,13 +127,20 @@ async fn prepare<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) ->
         make_room(user).await;
     }
     let is_to_be_saved = !home.is_shared() && !matches!(sync, Ok(None));
-    let is_mirror_open = !home.is_shared() && matches!(sync, Ok(Some(_)));
+    let reporting = sync.as_ref().ok().cloned().flatten().filter(|_| !home.is_shared() && user.is_first());
     let pull = async {
         let Some(sync) = sync? else { return Ok(None) };
         pull(user, home, &sync, unsaved?, needs_newest).await.map(Some)
     };
-    let pulled = match pull.await {
+    let pulled = tokio::select! {
+        pulled = pull => pulled,
+        never = report_regularly(user, slice::from_ref(home)) => match never {},
+    };
+    let pulled = match pulled {
         Err(error) if needs_newest => {
+            if let Some(reporting) = reporting {
+                report_use(&reporting, false).await.ok();
+            }
             return Err(error.context(format!("cannot get the newest state of {home}")));
         }
         Err(error) => {
@@ -147,23 +156,45 @@ async fn prepare<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) ->
     if is_new && pulled.is_none_or(|pulled| pulled.latest.is_none()) {
         user.note(format!("{home} begins empty"));
     }
-    let now = is_to_be_saved.then(boot::id_line).transpose()?;
-    if !user.volumes().on_disk_of(home, move |home| home.begin_use(now)).await? {
+    // Also without a mirror: the next user may have one. Nodes that share a home save nothing of it.
+    let now = (!home.is_shared()).then(boot::id_line).transpose()?;
+    let is_whole = user.volumes().on_disk_of(home, move |home| home.begin_use(now)).await?;
+    if !is_whole && is_to_be_saved {
         user.warn(format!("{home} will not be saved: {}", torn_message(home)));
     }
     // Of several nodes, only what the first one has will be saved.
-    if is_mirror_open
-        && user.is_first()
-        && let Err(error) = report(user, home).await
+    if let Some(reporting) = reporting
+        && let Err(error) = report_use(&reporting, true).await
     {
         user.warn(format!("other nodes are not told that {home} may have unsaved changes here: {error}"));
     }
     Ok(None)
 }
 
-async fn unsaved_elsewhere(sync: &CacheSync) -> Result<Option<UnsavedElsewhere>> {
+/// Unsaved changes of other nodes. Where there are none, or the home begins without them, those nodes know from now on that it is
+/// used here.
+async fn unsaved_elsewhere<U: HomeUser>(
+    user: &U,
+    home: &CacheHome,
+    sync: &CacheSync,
+    needs_newest: bool,
+) -> Result<Option<UnsavedElsewhere>> {
+    let (sync, is_reported) = (sync.clone(), !home.is_shared() && user.is_first());
+    let look = move || async move {
+        if is_reported && needs_newest {
+            return sync.claim().await;
+        }
+        if is_reported {
+            sync.report_use(true).await?;
+        }
+        sync.unsaved_elsewhere().await
+    };
+    run_on_blocking_thread(look).await
+}
+
+async fn report_use(sync: &CacheSync, in_use: bool) -> Result<()> {
     let sync = sync.clone();
-    run_on_blocking_thread(move || async move { sync.unsaved_elsewhere().await }).await
+    run_on_blocking_thread(move || async move { sync.report_use(in_use).await }).await
 }
 
 /// Pulls what other nodes saved into a home, and makes room for it where the disk is full. What they have not saved is `unsaved`.

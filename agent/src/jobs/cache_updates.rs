@@ -52,6 +52,22 @@ pub async fn begin(run: &JobRun) -> ApiResult<Vec<File>> {
     Ok(held)
 }
 
+/// Tells other nodes that the homes of a job's caches are used here, as long as it is polled.
+pub async fn announce_regularly(run: &JobRun) -> Infallible {
+    home_use::announce_regularly(run, &homes(run)).await
+}
+
+/// Ends the use of the homes of a job's caches whose commands were not started.
+pub async fn abandon(run: &JobRun) {
+    for home in &homes(run) {
+        tokio::select! {
+            biased;
+            () = run.job.stop_requested(StopRequest::Now) => return,
+            () = home_use::abandon(run, home) => {}
+        }
+    }
+}
+
 /// Saves the homes of a job's caches at the interval of the configuration, and tells other nodes that they are used here, as long
 /// as it is polled: its commands run meanwhile, and do not wait for it.
 pub async fn save_regularly(run: &JobRun) -> Infallible {
@@ -69,6 +85,7 @@ pub async fn save(run: &JobRun) {
         tokio::select! {
             biased;
             () = run.job.stop_requested(StopRequest::Now) => {
+                home_use::leave_unsaved(run, home).await;
                 run.job.note(format!("{home} is not saved, since the job is killed"));
             }
             () = home_use::save(run, home) => {}

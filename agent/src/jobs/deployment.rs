@@ -89,6 +89,21 @@ async fn prepare(run: &JobRun) -> ApiResult<(DeployReport, Vec<File>)> {
     let text = if job.is_restored() { "goes on with mounting and staging" } else { "mounts and stages" };
     run.enter(JobState::Deploying, text.to_owned()).await?;
     let caches = cache_updates::begin(run).await?;
+    let report = tokio::select! {
+        report = mount_and_stage(run, requests, seconds, timer) => report?,
+        never = cache_updates::announce_regularly(run) => match never {},
+    };
+    Ok((report, caches))
+}
+
+/// Mounts, admits and stages the sources of a job, for which it has these `requests`.
+async fn mount_and_stage(
+    run: &JobRun,
+    requests: Vec<MountRequest>,
+    mut seconds: PhaseSeconds,
+    mut timer: PhaseTimer,
+) -> ApiResult<DeployReport> {
+    let (queue, job) = (&run.queue, &run.job);
     let mounts = try_join_all(requests.iter().cloned().map(|request| mount(run, request))).await?;
     seconds.mount = timer.seconds();
     let numbers = (0..mounts.len()).filter(|number| !job.is_lazy(*number));
@@ -110,7 +125,7 @@ async fn prepare(run: &JobRun) -> ApiResult<(DeployReport, Vec<File>)> {
     let text = format!("all local and verified: {files}, {bytes} in {stage:.1} s, {}", report.verdict);
     job.update(text, |status| status.staging = None);
     report.seconds = seconds;
-    Ok((report, caches))
+    Ok(report)
 }
 
 /// The mount requests of a job, one for each source, each with its mount point by its number.

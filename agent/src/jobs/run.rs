@@ -90,12 +90,18 @@ impl JobRun {
                 return Err(orphaned());
             }
         }
-        let RunningCommands { supervisor, _attached } = tokio::select! {
+        let deployed = tokio::select! {
             biased;
             () = job.stop_requested(StopRequest::Graceful) => Err(stopped()),
             deployed = deployment::deploy(self) => deployed,
-        }?;
-        self.supervise_and_save(&supervisor).await
+        };
+        match deployed {
+            Ok(RunningCommands { supervisor, _attached }) => self.supervise_and_save(&supervisor).await,
+            Err(failure) => {
+                cache_updates::abandon(self).await;
+                Err(failure)
+            }
+        }
     }
 
     /// Waits until the commands have ended, and until all is saved that they wrote.
@@ -124,8 +130,8 @@ impl JobRun {
             }
         }
         self.release().await;
-        let saved = saver.finish().await;
-        cache_updates::save(self).await;
+        // The caches do not wait until a mirror has taken the last checkpoint: other nodes wait for them.
+        let (saved, ()) = tokio::join!(saver.finish(), cache_updates::save(self));
         match exit {
             Ok(exit) if exit.is_success() => saved.map(|()| exit),
             failed => failed,

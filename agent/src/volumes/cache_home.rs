@@ -156,8 +156,8 @@ impl CacheHome {
     /// How long ago it was last pulled or saved, or that began; `None` where it never was. Touches the local disk.
     pub fn synced_ago(&self) -> Option<Duration> {
         let synced = fs::metadata(self.path.join(SYNC_FILE)).and_then(|found| found.modified()).ok()?;
-        // A clock that was set back says nothing.
-        Some(synced.elapsed().unwrap_or_default())
+        // Where the clock was set back since, by how much: nothing is known, and the next save must not wait for that time to come.
+        Some(synced.elapsed().unwrap_or_else(|later| later.duration()))
     }
 
     fn try_lock(&self, name: &str) -> Result<Option<File>> {

@@ -9,6 +9,7 @@
 //! saved where nothing is to be pulled, with the files that no job writes. The file `sync.json` beside the tree says with which
 //! snapshot it was last the same, and since when what was done to a file counts as a change.
 
+mod home_claim;
 mod home_report;
 mod sync_state;
 #[cfg(test)]

@@ -73,7 +73,8 @@ impl CacheHome {
             return Ok(None);
         };
         let state = self.sync_state()?;
-        if self.is_in_use() || !state.is_saved() {
+        // Whether it is in use takes longer to find out.
+        if !state.is_saved() || self.is_in_use() {
             return Ok(None);
         }
         let scan = VolumeDirectory::open(&self.tree())?.walk()?;

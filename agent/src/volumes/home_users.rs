@@ -14,6 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use bdnfs::error::{Error, Kind, Result};
+use bdnfs_fs::mounts;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
@@ -101,7 +102,15 @@ impl CacheHome {
     /// Whether a job or a container uses it; on a shared file system of any node. Touches its disk.
     pub fn is_in_use(&self) -> bool {
         let locked = self.lock_all(FlockOperation::NonBlockingLockExclusive);
-        locked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock) || self.recent_user().is_some()
+        locked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+            || self.recent_user().is_some()
+            || self.is_bound()
+    }
+
+    /// Whether a container of this node has it, which holds no lock: the agent holds one for it, as long as the agent lives.
+    fn is_bound(&self) -> bool {
+        let tree = self.tree().canonicalize();
+        tree.is_ok_and(|tree| mounts::is_bound_anywhere(&tree).unwrap_or(true))
     }
 
     /// The machine of a user of a home on a shared file system that has written its file lately; after a crash it may be gone.
@@ -176,7 +185,7 @@ impl CacheHome {
             }
             locks => locks.with_context(failed)?,
         };
-        if self.recent_user().is_some() {
+        if self.recent_user().is_some() || self.is_bound() {
             return Err(self.in_use());
         }
         if !self.is_shared() {
@@ -197,7 +206,7 @@ impl CacheHome {
             None if self.is_shared() => {
                 format!("{self} is in use by a job on another node or this one; stop that first")
             }
-            None => format!("{self} is in use by a job on this node; stop that first"),
+            None => format!("{self} is in use by a job or a container on this node; stop that first"),
         };
         Error::new(Kind::Busy, text)
     }

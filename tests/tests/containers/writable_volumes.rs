@@ -196,6 +196,37 @@ fn written_volume_of_a_team_is_its_training_cache() {
 }
 
 #[test]
+fn training_cache_that_a_forgotten_container_has_is_neither_removed_nor_saved_for_the_last_time() {
+    let mut plugin = WrittenPlugin::new();
+    let call = |plugin: &WrittenPlugin, call: &str| {
+        let arguments = json!({"Name": "cache", "ID": "0a1b2c3d", "Opts": {"projectCache": "llama"}});
+        let (code, answer) = plugin.call(&format!("VolumeDriver.{call}"), DOCKER, &arguments);
+        assert_eq!(code, 200, "{call}: {answer}");
+        answer
+    };
+    call(&plugin, "Create");
+    let path = PathBuf::from(call(&plugin, "Mount")["Mountpoint"].as_str().unwrap());
+    let mut container = Container::start(&plugin.machine, &path);
+    plugin.call("Plugin.Activate", DOCKER, &json!({}));
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert_eq!(plugin.volumes(), 1, "a container has it");
+    let is_in_use = ["the cache of the project llama is in use by a job or a container on this node"];
+    let remove = ["project", "rm", "llama", "--yes"];
+    plugin.machine.run(&remove).fails(&is_in_use);
+    plugin.agent.take().unwrap().crash();
+    plugin.machine.run(&remove).fails(&is_in_use);
+    fs::write(path.join("late"), "written").unwrap();
+    plugin.start();
+    container.end();
+    plugin.await_saved();
+    let mirror = format!("file://{}", plugin.machine.directory("mirror").display());
+    let show = ["project", "show", "llama", "--json", "--mirror", &mirror];
+    let shown: Value = serde_json::from_str(&plugin.machine.run(&show).succeeds()).unwrap();
+    assert_eq!((&shown["saved"]["files"], &shown["nodes"][0]["newest"]), (&json!(1), &json!(true)));
+    plugin.machine.run(&remove).succeeds();
+}
+
+#[test]
 fn container_writing_to_a_disk_that_the_cache_has_filled_has_data_evicted() {
     let Some(filled) = FilledDisk::new() else { return };
     let request = json!({"kind": "projectCache", "name": "p", "trusted": true}).to_string();

@@ -167,7 +167,8 @@ fn project_commands_show_a_training_cache_as_truss_does_and_remove_it_when_unuse
     );
 
     project(&["rm", "a/b"]).fails(&["standard input is not a terminal, add --yes"]);
-    project(&["rm", "a/b", "--yes"]).fails(&["the cache of the project a/b is in use by a job on this node"]);
+    project(&["rm", "a/b", "--yes"])
+        .fails(&["the cache of the project a/b is in use by a job or a container on this node"]);
     fs::write(flag.join("go"), "").unwrap();
     job(&machine, &["wait", &id]).succeeds();
     project(&["rm", "a/b", "--yes", "--tenant", "other"]).fails(&["is not on this node"]);
@@ -176,5 +177,23 @@ fn project_commands_show_a_training_cache_as_truss_does_and_remove_it_when_unuse
     let left: Value = serde_json::from_str(&project(&["ls", "--json"]).succeeds()).unwrap();
     assert_eq!(left.as_array().unwrap().len(), 1, "{left}");
     assert_eq!(fs::read_dir(machine.volumes().join("default/trash")).unwrap().count(), 0);
+    agent.stop();
+}
+
+#[test]
+fn training_cache_notes_the_boot_in_which_it_is_written_also_for_a_job_without_a_mirror() {
+    let machine = Machine::new();
+    let flag = machine.directory("flag");
+    let wait = format!("touch {0}/runs; while [ ! -e {0}/go ]; do sleep 0.05; done", text(&flag));
+    let file = cached(&machine, "job.json", json!({}), &wait);
+    let agent = machine.agent("");
+    let id = submitted(&machine, &["--no-mirror", "--project", "p", text(&file)]);
+    eventually("it runs", || flag.join("runs").exists());
+    let state = machine.volumes().join("default/caches/project/p/sync.json");
+    let boot = || serde_json::from_slice::<Value>(&fs::read(&state).unwrap()).unwrap()["boot"].clone();
+    assert!(boot().is_string(), "a reboot now would be seen");
+    fs::write(flag.join("go"), "").unwrap();
+    job(&machine, &["wait", &id]).succeeds();
+    assert!(boot().is_null());
     agent.stop();
 }

@@ -5,6 +5,7 @@
 mod admission;
 mod api;
 mod back_pressure;
+mod cache_affinity;
 mod cache_room;
 mod caches;
 mod checkpoint_writers;

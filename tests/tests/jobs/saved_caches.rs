@@ -7,36 +7,36 @@ use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
 use serde_json::{Value, json};
 
-use super::kit::{age_reports, events, job, manifests, spec, submitted, text};
+use super::kit::{events, job, spec, submitted, text};
 
 /// Nodes that save into one mirror.
-struct SavingNodes {
-    one: Machine,
-    other: Machine,
+pub(super) struct SavingNodes {
+    pub(super) one: Machine,
+    pub(super) other: Machine,
 }
 
 impl SavingNodes {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { one: Machine::new(), other: Machine::new() }
     }
 
-    fn mirror(&self) -> PathBuf {
+    pub(super) fn mirror(&self) -> PathBuf {
         self.one.directory("home").join("mirror")
     }
 
     /// Runs a job of the project `p` with a training cache on `machine`, and answers with its status.
-    fn run(&self, machine: &Machine, command: &str) -> Value {
+    pub(super) fn run(&self, machine: &Machine, command: &str) -> Value {
         self.try_run(machine, &cached(machine, command)).unwrap()
     }
 
     /// As [`run`](Self::run), with whatever state the cache is in.
-    fn run_anyway(&self, machine: &Machine, command: &str) -> Value {
+    pub(super) fn run_anyway(&self, machine: &Machine, command: &str) -> Value {
         let file = cached_with(machine, &json!({"require_cache_affinity": false}), command);
         self.try_run(machine, &file).unwrap()
     }
 
     /// Runs the job `file` of the project `p`; what it printed where it failed.
-    fn try_run(&self, machine: &Machine, file: &Path) -> Result<Value, String> {
+    pub(super) fn try_run(&self, machine: &Machine, file: &Path) -> Result<Value, String> {
         let (cache, mirror) = (machine.cache().to_owned(), self.mirror());
         let words =
             ["run", "--json", "--project", "p", "--cache-dir", text(&cache), "--mirror", text(&mirror)];
@@ -49,12 +49,12 @@ impl SavingNodes {
 }
 
 /// A job with a training cache below a directory of the machine's own.
-fn cached(machine: &Machine, command: &str) -> PathBuf {
+pub(super) fn cached(machine: &Machine, command: &str) -> PathBuf {
     cached_with(machine, &json!({}), command)
 }
 
 /// As [`cached`], with more in its `cache_config`.
-fn cached_with(machine: &Machine, config: &Value, command: &str) -> PathBuf {
+pub(super) fn cached_with(machine: &Machine, config: &Value, command: &str) -> PathBuf {
     let base = machine.directory("base");
     let mut cache = json!({"enabled": true, "mount_base_path": base});
     cache.as_object_mut().unwrap().extend(config.as_object().unwrap().clone());
@@ -72,7 +72,7 @@ fn read(machine: &Machine, path: &str) -> Option<String> {
     fs::read_to_string(tree(machine).join(path)).ok()
 }
 
-fn has_event(status: &Value, begin: &str) -> bool {
+pub(super) fn has_event(status: &Value, begin: &str) -> bool {
     events(status).iter().any(|event| event.starts_with(begin))
 }
 
@@ -239,113 +239,6 @@ fn training_cache_removed_from_node_and_mirror_is_empty_on_every_node() {
     );
     nodes.run(&nodes.one, "[ $(cat $BT_PROJECT_CACHE_DIR/file) = second ]");
     assert_eq!(read(&nodes.one, "file").as_deref(), Some("second\n"));
-}
-
-#[test]
-fn job_with_cache_affinity_fails_where_the_newest_training_cache_cannot_be_fetched() {
-    let nodes = SavingNodes::new();
-    nodes.run(&nodes.one, "echo first > $BT_PROJECT_CACHE_DIR/file");
-    let found = manifests(&nodes.mirror());
-    assert!(!found.is_empty());
-    found.iter().for_each(|path| fs::remove_file(path).unwrap());
-    let output = nodes.try_run(&nodes.other, &cached(&nodes.other, "true")).unwrap_err();
-    assert!(output.contains("cannot get the newest state of the cache of the project p"), "{output}");
-    let states = [nodes.other.volumes().join("default/caches/project/p/tree/file")];
-    assert!(states.iter().all(|path| !path.exists()));
-}
-
-#[test]
-fn job_with_cache_affinity_waits_while_a_job_of_another_node_has_unsaved_changes() {
-    let nodes = SavingNodes::new();
-    let (mirror, flag) = (nodes.mirror(), nodes.one.directory("flag"));
-    nodes.run(&nodes.other, "echo first > $BT_PROJECT_CACHE_DIR/file");
-    let show = || -> Value {
-        let words = ["project", "show", "p", "--mirror", text(&mirror), "--json"];
-        serde_json::from_str(&nodes.one.run(&words).succeeds()).unwrap()
-    };
-    let shown = show();
-    assert_eq!(
-        (&shown["saved"]["files"], shown["nodes"].as_array().unwrap().len()),
-        (&json!(1), 1),
-        "{shown}"
-    );
-    let [node] = &shown["nodes"].as_array().unwrap()[..] else { panic!("{shown}") };
-    let expected = json!([false, true, null, false]);
-    assert_eq!(
-        json!([node["this"], node["newest"], node["unsaved_since"], node["in_use"]]),
-        expected,
-        "{shown}"
-    );
-
-    let agent = nodes.one.agent(&format!("[mirror]\nurl = \"file://{}\"\n", mirror.display()));
-    let wait = format!(
-        "echo second > $BT_PROJECT_CACHE_DIR/file && touch {0}/runs; while [ ! -e {0}/go ]; do sleep 0.05; done",
-        text(&flag)
-    );
-    let writer = submitted(&nodes.one, &["--project", "p", text(&cached(&nodes.one, &wait))]);
-    eventually("it runs", || flag.join("runs").exists());
-    let shown = show();
-    let one = shown["nodes"].as_array().unwrap().iter().find(|node| node["this"] == true).unwrap().clone();
-    assert!(one["unsaved_since"].is_string() && one["in_use"] == true, "{shown}");
-    let status = nodes.run_anyway(&nodes.other, "[ $(cat $BT_PROJECT_CACHE_DIR/file) = first ]");
-    assert!(has_event(&status, "the cache of the project p begins without the newest changes"), "{status}");
-    let other = nodes.other.agent(&format!("[mirror]\nurl = \"file://{}\"\n", mirror.display()));
-    let read = cached(&nodes.other, "[ $(cat $BT_PROJECT_CACHE_DIR/file) = second ]");
-    let reader = submitted(&nodes.other, &["--project", "p", text(&read)]);
-    let host = one["host"].as_str().unwrap();
-    let waits = format!(
-        "waits until other nodes have saved the cache of the project p: the node {host} has changes that are not saved, the first "
-    );
-    eventually("it waits", || {
-        let status = job(&nodes.other, &["show", "--json", &reader]).succeeds();
-        has_event(&serde_json::from_str(&status).unwrap(), &waits)
-    });
-    fs::write(flag.join("go"), "").unwrap();
-    job(&nodes.one, &["wait", &writer]).succeeds();
-    job(&nodes.other, &["wait", &reader]).succeeds();
-    agent.stop();
-    other.stop();
-    assert!(
-        show()["nodes"].as_array().unwrap().iter().all(|node| node["unsaved_since"].is_null()),
-        "{}",
-        show()
-    );
-}
-
-#[test]
-fn project_forget_gives_up_the_unsaved_changes_of_a_node_that_is_gone() {
-    let nodes = SavingNodes::new();
-    let (mirror, away) = (nodes.mirror(), nodes.mirror().with_extension("away"));
-    nodes.run(&nodes.other, "echo first > $BT_PROJECT_CACHE_DIR/file");
-    // The mirror is away at its end, so that nothing is saved.
-    let command = format!(
-        "echo second > $BT_PROJECT_CACHE_DIR/file && mv {0} {1} && touch {0}",
-        text(&mirror),
-        text(&away)
-    );
-    nodes.run(&nodes.other, &command);
-    fs::remove_file(&mirror).unwrap();
-    fs::rename(&away, &mirror).unwrap();
-    age_reports(&mirror);
-    let file = cached(&nodes.one, "[ $(cat $BT_PROJECT_CACHE_DIR/file) = first ]");
-    let output = nodes.try_run(&nodes.one, &file).unwrap_err();
-    assert!(output.contains("has changes that are not saved, the first "), "{output}");
-    let shown = nodes.one.run(&["project", "show", "p", "--mirror", text(&mirror), "--json"]).succeeds();
-    let shown: Value = serde_json::from_str(&shown).unwrap();
-    // What could not begin here has nothing to save.
-    let gone = shown["nodes"].as_array().unwrap().iter().find(|node| node["this"] == false).unwrap();
-    let forget = |node: &str, more: &[&str]| {
-        let words = ["project", "forget", "p", "--node", node, "--mirror", text(&mirror)];
-        nodes.one.run(&[&words[..], more].concat())
-    };
-    forget("nobody", &[]).fails(&["no node nobody has reported on the cache of the project p"]);
-    for team in [false, true] {
-        let (name, more) = if team { ("default", &["--team"][..]) } else { ("p", &[][..]) };
-        let words =
-            ["project", "forget", name, "--node", gone["node"].as_str().unwrap(), "--mirror", text(&mirror)];
-        nodes.one.run(&[&words[..], more].concat()).succeeds();
-    }
-    nodes.try_run(&nodes.one, &file).unwrap();
 }
 
 #[test]

@@ -5,16 +5,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bdnfs::boot;
-use bdnfs::error::Result;
+use bdnfs::error::{Error, Result};
 use bdnfs::mirroring::MirrorProgress;
 use bdnfs::task::{blocking, run_on_blocking_thread};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::home_notes::{note_pulled, note_saved, torn_message};
 use super::{HomeUser, LOCK_POLL_INTERVAL, locked, open_mirror};
 use crate::mirror::MIRROR_CONFIG;
 use crate::volumes::cache_home::CacheHome;
 use crate::volumes::cache_sync::{CacheSync, REPORT_INTERVAL};
+
+/// How long it may take until a killed job has left its home.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Saves a home in the mirror, if there is one, unless others on this node use it. What can't be saved stays here, and its user is
 /// told.
@@ -24,23 +27,71 @@ pub async fn save<U: HomeUser>(user: &U, home: &CacheHome) {
     }
 }
 
+/// Ends the use of a home by one that could not begin: it has written nothing. Other nodes need not wait for it, and what is here is
+/// saved, unless others on this node use it.
+pub async fn abandon<U: HomeUser>(user: &U, home: &CacheHome) {
+    let own = home.clone();
+    let has_begun = move || Ok(!own.is_shared() && own.exists() && own.sync_state()?.boot.is_some());
+    let is_noted = blocking(has_begun).await;
+    if is_noted.unwrap_or_default() {
+        return save(user, home).await;
+    }
+    let withdraw = async {
+        let own = home.clone();
+        if blocking(move || Ok(own.exists() && !own.is_in_use())).await? && user.is_first() {
+            report_as(user, home, false).await?;
+        }
+        Ok::<_, Error>(())
+    };
+    if let Err(error) = withdraw.await {
+        tracing::warn!("cannot tell other nodes that {home} is not in use here: {error}");
+    }
+}
+
+/// Ends the use of a home that is not to be saved now, unless others on this node use it. The next user saves it.
+pub async fn leave_unsaved<U: HomeUser>(user: &U, home: &CacheHome) {
+    let leave = async {
+        let _use_lock = locked(user, home, CacheHome::try_use_lock).await?;
+        let own = home.clone();
+        let end = move || {
+            let is_last = !own.is_in_use() && !own.sync_state()?.is_torn(&boot::id_line()?);
+            if is_last {
+                own.end_use()?;
+            }
+            Ok(is_last)
+        };
+        if blocking(end).await? && user.is_first() {
+            report_as(user, home, false).await?;
+        }
+        Ok::<_, Error>(())
+    };
+    if let Ok(Err(error)) = timeout(LEAVE_TIMEOUT, leave).await {
+        tracing::warn!("cannot end the use of {home}: {error}");
+    }
+}
+
 async fn save_unused<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
-    let Some(mirror) = open_mirror(user, home).await.transpose() else { return Ok(()) };
+    if home.is_shared() {
+        return Ok(());
+    }
     let own = home.clone();
     let _use_lock = locked(user, home, CacheHome::try_use_lock).await?;
     let (is_in_use, state) = blocking(move || Ok((own.is_in_use(), own.sync_state()?))).await?;
+    let is_torn = state.is_torn(&boot::id_line()?);
+    if !is_in_use && !is_torn {
+        // Also without the mirror: a power cut does no harm to what waits for it.
+        let own = home.clone();
+        blocking(move || own.end_use()).await?;
+    }
+    let Some(mirror) = open_mirror(user, home).await? else { return Ok(()) };
     if is_in_use {
         user.note(format!("{home} is saved when the other jobs and containers on this node have ended"));
         return Ok(());
     }
-    if state.is_torn(&boot::id_line()?) {
+    if is_torn {
         user.warn(format!("{home} is not saved: {}", torn_message(home)));
         return Ok(());
     }
-    // Also without the mirror: a power cut does no harm to what waits for it.
-    let own = home.clone();
-    blocking(move || own.end_use()).await?;
-    let mirror = mirror?;
     if !user.is_first() {
         return Ok(());
     }
@@ -131,16 +182,16 @@ pub async fn report_regularly<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Inf
     loop {
         sleep(REPORT_INTERVAL).await;
         for home in homes {
-            if let Err(error) = report(user, home).await {
+            if let Err(error) = report_as(user, home, true).await {
                 tracing::warn!("cannot tell other nodes that {home} is in use here: {error}");
             }
         }
     }
 }
 
-/// Tells other nodes that this one uses the home.
-pub(super) async fn report<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
+/// Tells other nodes whether this one uses the home.
+async fn report_as<U: HomeUser>(user: &U, home: &CacheHome, in_use: bool) -> Result<()> {
     let Some(mirror) = open_mirror(user, home).await? else { return Ok(()) };
     let home = home.clone();
-    run_on_blocking_thread(move || async move { home.report_use(&mirror, true).await }).await
+    run_on_blocking_thread(move || async move { home.report_use(&mirror, in_use).await }).await
 }

@@ -103,3 +103,35 @@ async fn home_that_cannot_be_saved_is_tried_again_after_the_save_interval() {
     owner.use_for_three_intervals().await;
     assert_eq!(owner.notes.lock().len(), 6, "{:?}", owner.notes.lock());
 }
+
+#[tokio::test(start_paused = true)]
+async fn home_last_saved_in_the_future_of_a_clock_that_was_set_back_is_due() {
+    let directory = tempfile::tempdir().unwrap();
+    let owner = HomeOwner::new(directory.path(), false);
+    let _used = owner.home.create().unwrap();
+    let lock = File::open(owner.home.path().join("sync.lock")).unwrap();
+    lock.set_modified(SystemTime::now() + SAVE_INTERVAL * 24).unwrap();
+    owner.use_for_three_intervals().await;
+    assert_eq!(*owner.opened.lock(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn home_that_a_killed_job_leaves_is_not_in_use_and_not_torn_by_the_next_boot() {
+    let directory = tempfile::tempdir().unwrap();
+    let owner = HomeOwner::new(directory.path(), true);
+    let used = owner.home.create().unwrap();
+    assert!(owner.home.begin_use(Some(boot::id_line().unwrap())).unwrap());
+    leave_unsaved(&owner, &owner.home).await;
+    assert!(owner.home.sync_state().unwrap().boot.is_some(), "another job uses it");
+    drop(used);
+    leave_unsaved(&owner, &owner.home).await;
+    let state = owner.home.sync_state().unwrap();
+    assert!(state.boot.is_none() && state.unsaved_since.is_some(), "{state:?}");
+    let report = owner.home.report(false).unwrap();
+    let mirror = mirror::open(&owner.mirror.clone().unwrap(), directory.path().to_owned()).unwrap();
+    let reported = mirror.home_reports(&owner.home.key()).await.unwrap();
+    assert_eq!(
+        (reported.len(), reported[0].in_use, reported[0].unsaved_since),
+        (1, false, report.unsaved_since)
+    );
+}

@@ -76,13 +76,12 @@ pub struct UnsavedElsewhere {
 
 impl UnsavedElsewhere {
     /// Unsaved changes of other nodes, by their `reports`, at `now`.
-    fn of(reports: &[HomeReport], now: DateTime<Utc>) -> Option<Self> {
-        let unsaved = reports.iter().filter(|report| report.unsaved_since.is_some());
-        let is_recent = |report: &HomeReport| {
-            (now - report.reported).to_std().map_or(true, |age| age < LIVING_REPORT_AGE)
-        };
-        let is_awaited = unsaved.clone().all(|report| report.in_use && is_recent(report));
-        let messages: Vec<_> = unsaved.filter_map(|report| unsaved_message(report, now)).collect();
+    pub(super) fn of(reports: &[HomeReport], now: DateTime<Utc>) -> Option<Self> {
+        let unsaved = reports.iter().filter(|report| {
+            report.unsaved_since.is_some() || report.in_use && report.beginning && is_recent(report, now)
+        });
+        let is_awaited = unsaved.clone().all(|report| report.in_use && is_recent(report, now));
+        let messages: Vec<_> = unsaved.map(|report| unsaved_message(report, now)).collect();
         (!messages.is_empty()).then(|| Self { message: messages.join(", "), is_awaited })
     }
 }
@@ -112,31 +111,55 @@ impl CacheHome {
             saved,
             unsaved_since: state.unsaved_since.map(DateTime::from_timestamp_nanos),
             in_use,
+            // Noted before anything is written.
+            beginning: in_use && state.unsaved_since.is_none(),
             reported: now(),
         })
     }
 }
 
 impl CacheSync {
+    /// Tells other nodes whether jobs or containers of this one use the home.
+    ///
+    /// # Errors
+    /// Those of [`CacheHome::report_use`].
+    pub async fn report_use(&self, in_use: bool) -> Result<()> {
+        self.home.report_use(&self.mirror, in_use).await
+    }
+
     /// Unsaved changes of other nodes; `None` where there are none.
     ///
     /// # Errors
     /// Those of the mirror; [`Kind::Disk`].
     pub async fn unsaved_elsewhere(&self) -> Result<Option<UnsavedElsewhere>> {
-        let own = self.with_home(|home| NodeIdentity::of(home.volumes())).await?;
+        let own = self.with_home(|home| home.report(false)).await?;
+        Ok(UnsavedElsewhere::of(&self.reports_elsewhere(&own.node).await?, now()))
+    }
+
+    /// The reports of all nodes but the one with the id `own`.
+    pub(super) async fn reports_elsewhere(&self, own: &str) -> Result<Vec<HomeReport>> {
         let mut reports = self.mirror.home_reports(&self.home.key()).await?;
-        reports.retain(|report| report.node != own.id);
-        Ok(UnsavedElsewhere::of(&reports, now()))
+        reports.retain(|report| report.node != own);
+        Ok(reports)
     }
 }
 
-fn unsaved_message(report: &HomeReport, now: DateTime<Utc>) -> Option<String> {
+/// What the node of `report` has or is about to change, for people.
+pub(super) fn unsaved_message(report: &HomeReport, now: DateTime<Utc>) -> String {
     let age = |since: DateTime<Utc>| text::age(now - since);
-    let (since, host, reported) = (age(report.unsaved_since?), &report.host, age(report.reported));
+    let (host, reported) = (&report.host, age(report.reported));
+    let Some(since) = report.unsaved_since.map(age) else {
+        return format!("a job on the node {host} was about to use it {reported} ago");
+    };
     let used = if report.in_use { "used it" } else { "had used it" };
-    Some(format!(
+    format!(
         "the node {host} has changes that are not saved, the first {since} old (a job {used} there {reported} ago)"
-    ))
+    )
+}
+
+/// Whether the node of `report` is alive, at `now`.
+pub(super) fn is_recent(report: &HomeReport, now: DateTime<Utc>) -> bool {
+    (now - report.reported).to_std().map_or(true, |age| age < LIVING_REPORT_AGE)
 }
 
 /// The name of this machine. Touches no disk.
@@ -144,7 +167,8 @@ pub fn host_name() -> String {
     fs::read_to_string(HOST_NAME_FILE).unwrap_or_default().trim().to_owned()
 }
 
-fn now() -> DateTime<Utc> {
+/// The current time by the clock of this node.
+pub(super) fn now() -> DateTime<Utc> {
     SystemTime::now().into()
 }
 
@@ -164,10 +188,18 @@ mod tests {
             saved: None,
             unsaved_since: Some(now - TimeDelta::hours(1)),
             in_use,
+            beginning: false,
             reported: now - TimeDelta::minutes(minutes),
         };
         let saved = HomeReport { unsaved_since: None, ..report(false, 600) };
-        assert!(UnsavedElsewhere::of(std::slice::from_ref(&saved), now).is_none());
+        let beginning =
+            |in_use, minutes| HomeReport { unsaved_since: None, beginning: true, ..report(in_use, minutes) };
+        // One that gives way, and one that died before it wrote anything.
+        for nothing in [&saved, &beginning(false, 1), &beginning(true, 6)] {
+            assert!(UnsavedElsewhere::of(std::slice::from_ref(nothing), now).is_none());
+        }
+        let began = UnsavedElsewhere::of(&[beginning(true, 1)], now).unwrap();
+        assert!(began.is_awaited && began.message.contains("was about to use it"), "{}", began.message);
         for (reports, is_awaited) in [
             (vec![report(true, 4), saved], true),
             // Its clock is ahead.

@@ -102,6 +102,25 @@ fn nodes() -> (TempDir, HomeNode, HomeNode) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn cache_that_two_nodes_claim_at_once_is_claimed_by_one() {
+    for _ in 0..20 {
+        let (_mirror, one, other) = nodes();
+        let (sync, other_sync) = (one.sync().await, other.sync().await);
+        let claims = tokio::join!(
+            tokio::spawn(async move { sync.claim().await }),
+            tokio::spawn(async move { other_sync.claim().await })
+        );
+        let (first, second) = (claims.0.unwrap().unwrap(), claims.1.unwrap().unwrap());
+        assert!(first.is_none() != second.is_none(), "{first:?} {second:?}");
+        let (winner, loser) = if first.is_none() { (&one, &other) } else { (&other, &one) };
+        let awaited = loser.sync().await.claim().await.unwrap().expect("it is in use");
+        assert!(awaited.is_awaited && awaited.message.contains("was about to use it"), "{awaited:?}");
+        winner.home.report_use(&winner.mirror, false).await.unwrap();
+        assert!(loser.sync().await.claim().await.unwrap().is_none(), "nobody wrote to it");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn cache_home_on_another_node_starts_as_saved_and_unchanged_files_are_not_read() {
     let (_mirror, one, other) = nodes();
     assert!(one.pull().await.latest.is_none());

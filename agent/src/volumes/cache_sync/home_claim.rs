@@ -1,0 +1,62 @@
+//! Claims: of several nodes that are about to begin with the saved state of a cache, one does, and the others wait for what it saves.
+//!
+//! ```text
+//!   tell that it is about to begin ──> see who else is or has begun ──> begin: tell that it is used
+//!                                                                   └─> give way: take it back
+//! ```
+
+use std::time::Duration;
+
+use bdnfs::error::Result;
+use bdnfs::mirror::homes::HomeReport;
+use tokio::time::{Instant, sleep};
+
+use super::CacheSync;
+use super::home_report::{UnsavedElsewhere, is_recent, now, unsaved_message};
+use crate::volumes::cache_home::CacheHome;
+
+/// How long a node waits for one that gives way to it, and how often it looks: that one asks the mirror twice meanwhile.
+const CONTENTION_LIMIT: Duration = Duration::from_secs(20);
+const CONTENTION_POLL_INTERVAL: Duration = Duration::from_millis(200);
+
+impl CacheSync {
+    /// Claims the cache for this node, so that of several nodes that ask at once one begins and the others wait for what it saves:
+    /// `None` where it may begin. Each tells that it is about to begin before it looks who else is; of two that see each other, the
+    /// one with the lesser id goes on.
+    ///
+    /// # Errors
+    /// Those of the mirror; [`Kind::Disk`].
+    pub async fn claim(&self) -> Result<Option<UnsavedElsewhere>> {
+        let contend = |home: &CacheHome| Ok(HomeReport { beginning: true, ..home.report(false)? });
+        let own = self.with_home(contend).await?;
+        self.mirror.put_home_report(&self.home.key(), &own).await?;
+        let claimed = self.contend(&own.node).await;
+        let is_mine = matches!(claimed, Ok(None));
+        // Also where it failed: it may have been told.
+        let reported = self.report_use(is_mine).await;
+        claimed.and_then(|unsaved| reported.map(|()| unsaved))
+    }
+
+    /// Waits until no other node is about to begin, as the node `own`. Returns what is to be waited for where another node goes first.
+    async fn contend(&self, own: &str) -> Result<Option<UnsavedElsewhere>> {
+        let give_up = Instant::now() + CONTENTION_LIMIT;
+        loop {
+            let (reports, now) = (self.reports_elsewhere(own).await?, now());
+            let unsaved = UnsavedElsewhere::of(&reports, now);
+            let mut rivals =
+                reports.iter().filter(|report| report.beginning && !report.in_use && is_recent(report, now));
+            let first = rivals.clone().map(|rival| rival.node.as_str()).min();
+            match first {
+                _ if unsaved.is_some() => return Ok(unsaved),
+                None => return Ok(None),
+                Some(first) if first > own && Instant::now() < give_up => {
+                    sleep(CONTENTION_POLL_INTERVAL).await
+                }
+                Some(_) => {
+                    let message = rivals.next().map(|rival| unsaved_message(rival, now)).unwrap_or_default();
+                    return Ok(Some(UnsavedElsewhere { message, is_awaited: true }));
+                }
+            }
+        }
+    }
+}
