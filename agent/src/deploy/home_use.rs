@@ -25,7 +25,7 @@ use bdnfs::download::DownloadProgress;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::Mirror;
 use bdnfs::task::{blocking, run_on_blocking_thread};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::api::MirrorRequest;
 use crate::mirror;
@@ -35,6 +35,7 @@ use crate::volumes::home_users::SharedHomeUser;
 use crate::volumes::{EvictedHome, Volumes};
 
 use home_notes::{note_pulled, torn_message, unsaved_advice};
+use home_saving::LEAVE_TIMEOUT;
 pub use home_saving::{abandon, leave_unsaved, report_regularly, save, save_regularly};
 
 /// How often a lock of a home is tried, and the least time between two saves.
@@ -139,7 +140,8 @@ async fn prepare<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) ->
     let pulled = match pulled {
         Err(error) if needs_newest => {
             if let Some(reporting) = reporting {
-                report_use(&reporting, false).await.ok();
+                // The mirror may be why.
+                let _ = timeout(LEAVE_TIMEOUT, report_use(&reporting, false)).await;
             }
             return Err(error.context(format!("cannot get the newest state of {home}")));
         }

@@ -9,6 +9,7 @@ use bdnfs::error::Result;
 use super::job::StopRequest;
 use super::job_caches::JobCaches;
 use super::run::JobRun;
+use crate::api::job::JobState;
 use crate::api::{ApiResult, MirrorRequest};
 use crate::deploy::home_use::{self, HomeUser};
 use crate::volumes::Volumes;
@@ -57,8 +58,11 @@ pub async fn announce_regularly(run: &JobRun) -> Infallible {
     home_use::announce_regularly(run, &homes(run)).await
 }
 
-/// Ends the use of the homes of a job's caches whose commands were not started.
+/// Ends the use of the homes of a job's caches whose commands were not started, if it had begun.
 pub async fn abandon(run: &JobRun) {
+    if run.job.state() == JobState::Created {
+        return;
+    }
     for home in &homes(run) {
         tokio::select! {
             biased;

@@ -16,8 +16,8 @@ use crate::mirror::MIRROR_CONFIG;
 use crate::volumes::cache_home::CacheHome;
 use crate::volumes::cache_sync::{CacheSync, REPORT_INTERVAL};
 
-/// How long it may take until a killed job has left its home.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long it may take to leave a home without saving it: the mirror may be why, and whoever waits for the job's end knows that.
+pub(super) const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Saves a home in the mirror, if there is one, unless others on this node use it. What can't be saved stays here, and its user is
 /// told.
@@ -43,7 +43,7 @@ pub async fn abandon<U: HomeUser>(user: &U, home: &CacheHome) {
         }
         Ok::<_, Error>(())
     };
-    if let Err(error) = withdraw.await {
+    if let Ok(Err(error)) = timeout(LEAVE_TIMEOUT, withdraw).await {
         tracing::warn!("cannot tell other nodes that {home} is not in use here: {error}");
     }
 }
