@@ -61,11 +61,16 @@ use partial::PartialBlob;
 use partition::{CachedFile, Partition};
 use removal::RemovalListeners;
 use removal_marks::Removal;
+use rustix::fs::XattrFlags;
 use space::TenantSpace;
 
 /// How old a blob's time of last use may get before an open refreshes it: eviction order needs no better, and
 /// an open of a hot file then costs no write to the inode.
 const ATIME_UPDATE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The extended attribute with the time, in nanoseconds since 1970, when a whole blob that the kernel reads by itself was last found
+/// damaged. It stays when the file is right again: what was copied from it before is not.
+pub(crate) const DAMAGE_TIME_XATTR: &str = "user.bdnfs.damaged";
 
 /// The limits of a cache.
 #[derive(Clone, Copy, Debug)]
@@ -233,6 +238,7 @@ impl Cache {
     pub(crate) fn withdraw(&self, key: &Key, file: &File, bytes: u64) -> Result<()> {
         let removal = self.mark_removal(key);
         if self.removal_listeners().need_file(key, file) {
+            self.note_damage(key, file);
             self.partition.demote(key)?;
         } else {
             self.partition.remove_damaged(key, file)?;
@@ -240,6 +246,14 @@ impl Cache {
         }
         self.notify_removed(&removal, Some(file));
         Ok(())
+    }
+
+    fn note_damage(&self, key: &Key, file: &File) {
+        let since = self.now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let time = since.as_nanos().to_le_bytes();
+        if let Err(error) = rustix::fs::fsetxattr(file, DAMAGE_TIME_XATTR, &time, XattrFlags::empty()) {
+            tracing::debug!(%key, %error, "cannot note that a blob was damaged");
+        }
     }
 
     /// Forgets the blocks of `part`, which are not what the origin publishes. Its file is removed, too, unless the kernel reads it

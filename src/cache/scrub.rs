@@ -123,13 +123,7 @@ fn check_blob(cache: &Cache, found: &CachedFile, pace: ScrubPace<'_>) -> Result<
     let layout = cache.layout();
     // Evicted meanwhile.
     let Some(file) = layout.open_blob(&found.key, BlobFile::Whole)? else { return Ok(BlobVerdict::Unknown) };
-    let expected = match &found.key {
-        Key::Content(digest) => *digest,
-        Key::Origin(_) => match noted_digest(&file) {
-            Some(digest) => digest,
-            None => return Ok(BlobVerdict::Unknown),
-        },
-    };
+    let Some(expected) = known_digest(&found.key, &file) else { return Ok(BlobVerdict::Unknown) };
     let started = cache.now();
     match hash(cache, &file, found, pace) {
         Ok(Some(digest)) if digest == expected => {
@@ -174,7 +168,11 @@ fn part(cache: &Cache, found: &CachedFile, pace: ScrubPace<'_>) -> Result<BlobVe
     Ok(BlobVerdict::Wrong(bytes))
 }
 
-fn noted_digest(file: &File) -> Option<Digest> {
+/// The digest that the whole `file` of `key` is to have; `None` where nobody knows.
+pub(crate) fn known_digest(key: &Key, file: &File) -> Option<Digest> {
+    if let Key::Content(digest) = key {
+        return Some(*digest);
+    }
     let mut digest = [0; 32];
     let len = rustix::fs::fgetxattr(file, DIGEST_XATTR, &mut digest[..]).ok()?;
     (len == digest.len()).then_some(Digest(digest))
