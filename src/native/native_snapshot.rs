@@ -200,17 +200,7 @@ impl NativeSnapshot {
     pub async fn withdraw_stale_pack(&self) -> Result<()> {
         let Some(pack) = self.pack.clone() else { return Ok(()) };
         let (snapshot, layout) = (self.snapshot.clone(), self.layout.clone());
-        blocking(move || {
-            if !pack.is_whole()? {
-                return Ok(());
-            }
-            let noted = packed_sources::noted(&pack)?;
-            if noted.is_some() && noted == packed_sources::current(&snapshot, &layout)? {
-                return Ok(());
-            }
-            packed_sources::withdraw(&pack)
-        })
-        .await
+        blocking(move || packed_sources::withdraw_stale(&pack, &snapshot, &layout)).await
     }
 
     async fn packed_sources(&self) -> Result<Option<Digest>> {

@@ -4,14 +4,17 @@
 //! where the cache has others by now: what was damaged when it was copied has come again since.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::ops::RangeInclusive;
 
 use rustix::fs::{AtFlags, StatxFlags, XattrFlags};
 
 use super::data_layout::DataLayout;
+use crate::blob::Key;
 use crate::block::BLOCK;
+use crate::cache::file_version::{self, FileVersion};
 use crate::cache::layout::{BlobFile, Layout as CacheLayout};
-use crate::cache::{DAMAGE_TIME_XATTR, scrub};
+use crate::cache::{Cache, scrub};
 use crate::digest::Digest;
 use crate::error::Result;
 use crate::manifest::Node;
@@ -33,7 +36,7 @@ fn blobs(snapshot: &Snapshot, layout: &DataLayout) -> Result<BTreeSet<u32>> {
 }
 
 /// Identifies the files that the cache has of the packed blobs; `None` where it lacks one. What is fetched again is another file, or
-/// one with another [time of damage](DAMAGE_TIME_XATTR).
+/// one with another [time of damage](file_version::damaged_at).
 pub(super) fn current(snapshot: &Snapshot, layout: &DataLayout) -> Result<Option<Digest>> {
     let (manifest, cache) = (snapshot.manifest(), snapshot.resources().cache.layout());
     let mut hasher = blake3::Hasher::new();
@@ -49,21 +52,10 @@ pub(super) fn current(snapshot: &Snapshot, layout: &DataLayout) -> Result<Option
         // Only what the kernel reads by itself is repaired in place: large files, whose ends are packed.
         if size > BLOCK {
             let Some(file) = cache.open_blob(&key, BlobFile::Whole)? else { return Ok(None) };
-            let mut damaged_at = [0; 16];
-            let len = rustix::fs::fgetxattr(&file, DAMAGE_TIME_XATTR, &mut damaged_at[..]).unwrap_or(0);
-            hasher.update(&[len as u8]).update(&damaged_at);
+            hasher.update(&file_version::damaged_at(&file).unwrap_or_default());
         }
     }
     Ok(Some(Digest(*hasher.finalize().as_bytes())))
-}
-
-/// The identity of the files that `pack` was made of; `None` where it is not known.
-pub(super) fn noted(pack: &Snapshot) -> Result<Option<Digest>> {
-    let layout = pack.resources().cache.layout();
-    let Some(file) = layout.open_blob(&pack.manifest().key(0)?, BlobFile::Whole)? else { return Ok(None) };
-    let mut digest = [0; 32];
-    let noted = rustix::fs::fgetxattr(&file, SOURCES_XATTR, &mut digest[..]);
-    Ok(noted.is_ok_and(|len| len == digest.len()).then_some(Digest(digest)))
 }
 
 /// Notes that `pack` was made of the files that are `sources`. Best effort: without the note it is made again for the next mount.
@@ -78,12 +70,22 @@ pub(super) fn note(pack: &Snapshot, sources: Option<&Digest>) -> Result<()> {
     Ok(())
 }
 
-/// Withdraws `pack`, which may have wrong bytes.
-pub(super) fn withdraw(pack: &Snapshot) -> Result<()> {
+/// Withdraws `pack`, as what is damaged, if it is whole and was not made of the files that the cache has now.
+pub(super) fn withdraw_stale(pack: &Snapshot, snapshot: &Snapshot, layout: &DataLayout) -> Result<()> {
     let (key, cache) = (pack.manifest().key(0)?, &pack.resources().cache);
-    let Some(file) = cache.layout().open_blob(&key, BlobFile::Whole)? else { return Ok(()) };
-    let Some(found) = cache.find(&key, BlobFile::Whole) else { return Ok(()) };
-    cache.withdraw(&key, &file, found.bytes)
+    let Some(file) = cache.open_whole(&key, pack.manifest().blob_size(0)?)? else { return Ok(()) };
+    let version = version(cache, &key, &file)?;
+    let mut sources = [0; 32];
+    let noted = rustix::fs::fgetxattr(&file, SOURCES_XATTR, &mut sources[..]);
+    let noted = noted.is_ok_and(|len| len == sources.len()).then_some(Digest(sources));
+    if noted.is_none() || noted != current(snapshot, layout)? {
+        cache.withdraw(&key, &file, &version)?;
+    }
+    Ok(())
+}
+
+fn version(cache: &Cache, key: &Key, file: &File) -> Result<FileVersion> {
+    FileVersion::of(file).map_err(|e| cache.layout().fault("stat", key, e))
 }
 
 /// Whether the packed blobs are whole in the cache, and right: those that were not verified within `period`, in seconds since 1970,
@@ -113,12 +115,13 @@ pub(super) fn withdraw_unverifiable(
     let (manifest, cache) = (snapshot.manifest(), &snapshot.resources().cache);
     for blob in blobs(snapshot, layout)? {
         let key = manifest.key(blob)?;
-        let Some(found) = cache.find(&key, BlobFile::Whole).filter(|found| found.is_due(period)) else {
+        let found = cache.find(&key, BlobFile::Whole);
+        if !found.is_some_and(|found| found.is_due(period)) {
             continue;
-        };
+        }
         let Some(file) = cache.layout().open_blob(&key, BlobFile::Whole)? else { continue };
         if scrub::known_digest(&key, &file).is_none() {
-            cache.withdraw(&key, &file, found.bytes)?;
+            cache.withdraw(&key, &file, &version(cache, &key, &file)?)?;
         }
     }
     Ok(())
