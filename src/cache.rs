@@ -23,6 +23,7 @@ pub mod direct_io;
 pub mod directory;
 pub mod disk_writer;
 pub mod eviction;
+pub(crate) mod file_version;
 pub mod inventory;
 pub mod io;
 pub mod layout;
@@ -54,6 +55,7 @@ use crate::error::{Error, Kind, Result};
 
 use commit::Committer;
 use disk_writer::DiskWriter;
+use file_version::FileVersion;
 use layout::{BlobFile, Layout};
 use leases::LeaseTable;
 use node::NodeCache;
@@ -225,21 +227,34 @@ impl Cache {
         self.layout().sync_names().map_err(|e| Error::with(Kind::Disk, "cannot make the cache durable", e))
     }
 
-    /// Removes the whole blob `key`, whose `file` of `bytes` is damaged, and tells its listeners. The file is
-    /// removed; where the kernel reads it by itself, it becomes a part, and what is fetched again is written into it.
+    /// Removes the whole blob `key`, whose `file` was damaged when it had this `version`, and tells its listeners. The file is
+    /// removed; where the kernel reads it by itself, it becomes a part, and what is fetched again is written into it. False, and
+    /// nothing changes, where the blob is another file by now, or was repaired: another verification was faster.
     ///
     /// # Errors
     /// [`Kind::Disk`].
-    pub(crate) fn withdraw(&self, key: &Key, file: &File, bytes: u64) -> Result<()> {
-        let removal = self.mark_removal(key);
-        if self.removal_listeners().need_file(key, file) {
-            self.partition.demote(key)?;
-        } else {
-            self.partition.remove_damaged(key, file)?;
-            self.partition.subtract(bytes);
-        }
+    pub(crate) fn withdraw(&self, key: &Key, file: &File, version: &FileVersion) -> Result<bool> {
+        let removal = {
+            let _withdrawing = self.partition.withdrawing.lock();
+            let fault = |e: std::io::Error| self.layout().fault("stat", key, e);
+            let Some(named) = self.layout().open_blob(key, BlobFile::Whole)? else { return Ok(false) };
+            if FileVersion::of(&named).map_err(fault)? != *version {
+                return Ok(false);
+            }
+            let removal = self.mark_removal(key);
+            if self.removal_listeners().need_file(key, file) {
+                file_version::note_damage(file, self.now());
+                self.partition.demote(key)?;
+            } else {
+                let stat = rustix::fs::fstat(file).map_err(|e| fault(e.into()))?;
+                self.partition.remove_damaged(key, file)?;
+                // stat(2) counts in 512 bytes.
+                self.partition.subtract(stat.st_blocks as u64 * 512);
+            }
+            removal
+        };
         self.notify_removed(&removal, Some(file));
-        Ok(())
+        Ok(true)
     }
 
     /// Forgets the blocks of `part`, which are not what the origin publishes. Its file is removed, too, unless the kernel reads it

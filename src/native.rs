@@ -17,6 +17,7 @@ mod erofs;
 pub mod image;
 mod native_snapshot;
 mod node;
+mod packed_sources;
 
 pub use data_layout::DevicePart;
 pub use native_snapshot::{MAX_WORTHWHILE_FILE_BYTES, NativeSnapshot, is_worthwhile};

@@ -41,6 +41,8 @@ pub struct Partition {
     removed: Mutex<Vec<(Key, Weak<File>)>>,
     /// Records of those that any process has open or mapped.
     removed_files: RemovedFiles,
+    /// Held while a damaged whole blob is withdrawn, so that the next to find it damaged finds it repaired.
+    pub(super) withdrawing: Mutex<()>,
     /// The parts that are in use.
     parts: Mutex<HashMap<Key, Weak<PartialBlob>>>,
     used: AtomicI64,
@@ -93,7 +95,7 @@ impl Partition {
         let (used, pending) = (AtomicI64::new(0), AtomicI64::new(0));
         let (pinned, removal_listeners) = (Mutex::default(), RemovalListeners::default());
         let (layout, leases) = (Arc::new(layout), Arc::default());
-        let (removed, parts, open_manifests) = Default::default();
+        let (removed, parts, open_manifests, withdrawing) = Default::default();
         Self {
             layout,
             leases,
@@ -103,6 +105,7 @@ impl Partition {
             removal_marks,
             removed,
             removed_files,
+            withdrawing,
             parts,
             used,
             pending,

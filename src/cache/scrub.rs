@@ -17,6 +17,7 @@ use crate::error::{Error, Kind, Result};
 
 use super::commit::DIGEST_XATTR;
 use super::direct_io::DirectFile;
+use super::file_version::FileVersion;
 use super::inventory;
 use super::layout::BlobFile;
 use super::partition::{CachedFile, Partition};
@@ -120,29 +121,29 @@ fn check_blob(cache: &Cache, found: &CachedFile, pace: ScrubPace<'_>) -> Result<
     if found.form == BlobFile::Part {
         return part(cache, found, pace);
     }
-    let layout = cache.layout();
-    // Evicted meanwhile.
-    let Some(file) = layout.open_blob(&found.key, BlobFile::Whole)? else { return Ok(BlobVerdict::Unknown) };
-    let expected = match &found.key {
-        Key::Content(digest) => *digest,
-        Key::Origin(_) => match noted_digest(&file) {
-            Some(digest) => digest,
-            None => return Ok(BlobVerdict::Unknown),
-        },
-    };
-    let started = cache.now();
-    match hash(cache, &file, found, pace) {
-        Ok(Some(digest)) if digest == expected => {
-            verification_time::mark(&file, started);
-            return Ok(BlobVerdict::Right(found.size));
+    loop {
+        // Evicted meanwhile.
+        let Some(file) = cache.layout().open_blob(&found.key, BlobFile::Whole)? else {
+            return Ok(BlobVerdict::Unknown);
+        };
+        let Some(expected) = known_digest(&found.key, &file) else { return Ok(BlobVerdict::Unknown) };
+        let version = FileVersion::of(&file).map_err(|e| cache.layout().fault("stat", &found.key, e))?;
+        let started = cache.now();
+        match hash(cache, &file, found, pace) {
+            Ok(Some(digest)) if digest == expected => {
+                verification_time::mark(&file, started);
+                return Ok(BlobVerdict::Right(found.size));
+            }
+            Ok(Some(_)) => {}
+            Ok(None) => return Err(cancelled()),
+            // What the disk can't read counts as damaged.
+            Err(error) => tracing::warn!(key = %found.key, %error, "a blob cannot be read"),
         }
-        Ok(Some(_)) => {}
-        Ok(None) => return Err(cancelled()),
-        // What the disk can't read counts as damaged.
-        Err(error) => tracing::warn!(key = %found.key, %error, "a blob cannot be read"),
+        // Where it is another by now, that is read.
+        if cache.withdraw(&found.key, &file, &version)? {
+            return Ok(BlobVerdict::Wrong(found.size));
+        }
     }
-    cache.withdraw(&found.key, &file, found.bytes)?;
-    Ok(BlobVerdict::Wrong(found.size))
 }
 
 /// Holds the blocks of a part that are said to be here against their checks.
@@ -174,7 +175,11 @@ fn part(cache: &Cache, found: &CachedFile, pace: ScrubPace<'_>) -> Result<BlobVe
     Ok(BlobVerdict::Wrong(bytes))
 }
 
-fn noted_digest(file: &File) -> Option<Digest> {
+/// The digest that the whole `file` of `key` is to have; `None` where nobody knows.
+pub(crate) fn known_digest(key: &Key, file: &File) -> Option<Digest> {
+    if let Key::Content(digest) = key {
+        return Some(*digest);
+    }
     let mut digest = [0; 32];
     let len = rustix::fs::fgetxattr(file, DIGEST_XATTR, &mut digest[..]).ok()?;
     (len == digest.len()).then_some(Digest(digest))

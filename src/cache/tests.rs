@@ -1,6 +1,7 @@
 //! The cache on a real directory: restarts, unclean stops, eviction.
 
 mod state_machine;
+mod withdrawal;
 
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc;
@@ -350,7 +351,8 @@ fn blob_that_the_kernel_reads_is_fetched_again_into_the_same_file() {
     let part = cache.begin(&key(1), size).expect("a part");
     let whole = fill(&cache, 1, size).expect("committed");
     let first = inode(BlobFile::Whole).expect("whole");
-    cache.withdraw(&key(1), &whole, size).expect("a part again");
+    let version = FileVersion::of(&whole).expect("a version");
+    assert!(cache.withdraw(&key(1), &whole, &version).expect("a part again"));
     assert_eq!((inode(BlobFile::Whole), inode(BlobFile::Part)), (None, Some(first)));
     // That of before says that all is here.
     assert_eq!(part.presence().missing(), 0);

@@ -1,6 +1,5 @@
 //! A staged snapshot with all that a native mount of it needs.
 
-use std::collections::BTreeSet;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -12,15 +11,16 @@ use rustix::fs::{AtFlags, StatxFlags};
 use super::aligned_pack::AlignedPack;
 use super::data_layout::{DataLayout, DevicePart, PAGE_BLOCK_BITS, SMALL_BLOCK_BITS};
 use super::image::{self, ImageOptions};
+use super::packed_sources;
 use crate::blob::Key;
 use crate::cache::layout::{BlobFile, Layout as CacheLayout};
 use crate::cache::verification_time;
+use crate::digest::Digest;
 use crate::engine::Engine;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::Node;
 use crate::snapshot::Snapshot;
 use crate::source::Patterns;
-use crate::staging::audit;
 use crate::task::blocking;
 
 /// The size of the largest file, in bytes, of a snapshot that gains by a native mount: larger ones are read by the kernel
@@ -33,6 +33,9 @@ const PACKED_VERIFICATION_AGE: Duration = Duration::from_secs(3600);
 
 /// How often small files that are lost or damaged are fetched before a pack is made of them: a scrub may run meanwhile.
 const PACKED_FETCH_LIMIT: usize = 8;
+
+/// How often a pack is made that something replaces a blob of meanwhile.
+const PACK_ATTEMPT_LIMIT: usize = 4;
 
 /// A snapshot, all of which is local and leased, and its pack.
 #[derive(Debug)]
@@ -49,20 +52,17 @@ pub fn is_worthwhile(snapshot: &Snapshot) -> bool {
 }
 
 impl NativeSnapshot {
-    /// Makes the pack of `snapshot`, all of which is local and leased, and leases it; what was made before is used.
+    /// Makes the pack of `snapshot`, all of which is local and leased, and leases it. One that was made before is used, unless a
+    /// blob that it is made of has come again since.
     ///
     /// # Errors
     /// [`Kind::NoSpace`] where the cache has no room for the pack, and those of [`open`](Self::open).
     pub async fn prepare(engine: &Engine, snapshot: Arc<Snapshot>) -> Result<Self> {
         let native = Self::open(engine, snapshot).await?;
         if let Some(pack) = native.pack.clone() {
-            let is_made = blocking(move || pack.admit().and_then(|()| pack.is_whole())).await?;
-            if !is_made {
-                native.verify_packed(PACKED_VERIFICATION_AGE).await?;
-            }
-        }
-        if let Some(pack) = &native.pack {
-            pack.stage().done().await?;
+            blocking(move || pack.admit()).await?;
+            native.withdraw_stale_pack().await?;
+            native.make_pack(PACKED_VERIFICATION_AGE).await?;
         }
         Ok(native)
     }
@@ -164,19 +164,64 @@ impl NativeSnapshot {
     pub async fn stage_again(&self, owner: &Arc<Snapshot>) -> Result<()> {
         if self.pack.as_ref().is_some_and(|pack| Arc::ptr_eq(pack, owner)) {
             // What has damaged the pack may have damaged what it is made of.
-            self.verify_packed(Duration::ZERO).await?;
+            return self.make_pack(Duration::ZERO).await;
         }
         owner.stage_again();
         owner.stage().done().await
     }
 
-    /// Verifies what the pack is made of, but for what was verified within `age`, and fetches again what is damaged: the pack's
-    /// digest would prove wrong bytes right.
+    /// Makes the pack, unless it is whole, of blobs that were verified within `age`.
+    async fn make_pack(&self, age: Duration) -> Result<()> {
+        let Some(pack) = &self.pack else { return Ok(()) };
+        for _ in 0..PACK_ATTEMPT_LIMIT {
+            let made = pack.clone();
+            if blocking(move || made.is_whole()).await? {
+                return Ok(());
+            }
+            self.verify_packed(age).await?;
+            let sources = self.packed_sources().await?;
+            pack.stage_again();
+            pack.stage().done().await?;
+            // What was replaced meanwhile may be in the pack as it was before.
+            if sources.is_some() && self.packed_sources().await? == sources {
+                let pack = pack.clone();
+                return blocking(move || packed_sources::note(&pack, sources.as_ref())).await;
+            }
+            self.withdraw_stale_pack().await?;
+        }
+        Err(Error::new(Kind::Disk, "small files are replaced as soon as a pack is made of them"))
+    }
+
+    /// Withdraws the pack, as what is damaged, where a blob that it is made of was removed or fetched again since: its own digest
+    /// would prove wrong bytes right that were copied from there.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`] when the manifest is, [`Kind::Disk`].
+    pub async fn withdraw_stale_pack(&self) -> Result<()> {
+        let Some(pack) = self.pack.clone() else { return Ok(()) };
+        let (snapshot, layout) = (self.snapshot.clone(), self.layout.clone());
+        blocking(move || packed_sources::withdraw_stale(&pack, &snapshot, &layout)).await
+    }
+
+    async fn packed_sources(&self) -> Result<Option<Digest>> {
+        let (snapshot, layout) = (self.snapshot.clone(), self.layout.clone());
+        blocking(move || packed_sources::current(&snapshot, &layout)).await
+    }
+
+    /// Verifies what the pack is made of, but for what was verified within `age`, and fetches again what is damaged, or can't be
+    /// verified: the pack's digest would prove wrong bytes right.
     async fn verify_packed(&self, age: Duration) -> Result<()> {
         let since = verification_time::seconds(self.snapshot.resources().cache.now() - age) + 1;
-        for _ in 0..PACKED_FETCH_LIMIT {
+        for attempt in 0..PACKED_FETCH_LIMIT {
             let (snapshot, layout) = (self.snapshot.clone(), self.layout.clone());
-            if blocking(move || is_packed_right(&snapshot, &layout, since)).await? {
+            let verify = move || {
+                let period = since..=i64::MAX;
+                if attempt == 0 {
+                    packed_sources::withdraw_unverifiable(&snapshot, &layout, &period)?;
+                }
+                packed_sources::are_right(&snapshot, &layout, &period)
+            };
+            if blocking(verify).await? {
                 return Ok(());
             }
             self.snapshot.stage_again();
@@ -230,25 +275,6 @@ fn device(snapshot: &Snapshot, blob: u32) -> Result<PathBuf> {
     }
     let blobs = layout.blobs().as_fd().as_raw_fd();
     Ok(PathBuf::from(format!("/proc/self/fd/{blobs}/{}", CacheLayout::name(&key, BlobFile::Whole))))
-}
-
-/// Whether the blobs that are packed are whole in the cache, and right: those that were not verified since `since`, in seconds
-/// since 1970, are read.
-fn is_packed_right(snapshot: &Snapshot, layout: &DataLayout, since: i64) -> Result<bool> {
-    let (manifest, cache) = (snapshot.manifest(), &snapshot.resources().cache);
-    let mut blobs = BTreeSet::new();
-    for (_, part) in layout.packed_from(0) {
-        if let Node::File(slice) = manifest.entry(part.entry)?.node {
-            blobs.insert(slice.blob);
-        }
-    }
-    for blob in &blobs {
-        if !cache.has(&manifest.key(*blob)?, manifest.blob_size(*blob)?) {
-            return Ok(false);
-        }
-    }
-    let audited = audit::audit_blobs(cache, manifest, blobs, &(since..=i64::MAX), &|_| true)?;
-    Ok(audited.damaged.is_empty())
 }
 
 /// The size of blocks that the cache's disk can be read in past the page cache.

@@ -94,6 +94,24 @@ impl NativeSuperblock {
         });
     }
 
+    /// Has the pack repaired where something that it is made of was removed or fetched again since it was made, such as by the
+    /// `removal`.
+    pub(super) fn renew_pack(&self, removal: Option<Removal>) {
+        let superblock = self.own.clone();
+        self.native.snapshot().runtime().spawn(async move {
+            // Not dropped before the pack itself is marked.
+            let _removal = removal;
+            while let Some(superblock) = superblock.upgrade() {
+                match superblock.native.withdraw_stale_pack().await {
+                    Ok(()) => return,
+                    Err(error) => tracing::error!(%error, "a native mount may read damaged data"),
+                }
+                drop(superblock);
+                tokio::time::sleep(REPAIR_RETRY_INTERVAL).await;
+            }
+        });
+    }
+
     /// Repairs the device `key`; `None` where it is none. `inode` is that of the file which the kernel reads; `None` where the
     /// cache has lost it.
     pub(super) async fn try_repair(
@@ -235,13 +253,16 @@ impl RemovalListener for NativeSuperblock {
 
     fn blob_removed(&self, removal: &Removal, _: Option<&File>) {
         let key = removal.key();
+        let is_shown = || self.native.snapshot().files_of(key).is_ok_and(|files| !files.is_empty());
         match self.native.device_of(key) {
             Ok(Some(_)) => self.repair(*key, self.native.device_inode(key)),
+            Ok(None) if !is_shown() => return,
             // It is staged, so what was removed of it comes again.
-            Ok(None) if self.native.snapshot().files_of(key).is_ok_and(|files| files.is_empty()) => {}
             Ok(None) => self.native.snapshot().stage_again(),
             Err(error) => tracing::error!(%key, %error, "a native mount reads damaged data"),
         }
+        // The pack may have a copy of it.
+        self.renew_pack(Some(removal.clone()));
     }
 }
 

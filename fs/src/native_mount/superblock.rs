@@ -134,6 +134,7 @@ impl Superblocks {
             None => {
                 let superblock = NativeSuperblock::new(image.to_owned(), native);
                 superblock.repair_all()?;
+                superblock.renew_pack(None);
                 live.push(Arc::downgrade(&superblock));
                 superblock
             }
@@ -168,7 +169,10 @@ impl Superblocks {
             Err(Errno::INVAL | Errno::OPNOTSUPP) => create(image.path(), &devices, false),
             made => made,
         };
-        Ok((superblock, made.map_err(|e| failed(e, mountpoint))?))
+        let mount = made.map_err(|e| failed(e, mountpoint))?;
+        // Before it listened, something may have been found damaged that the pack is made of.
+        superblock.renew_pack(None);
+        Ok((superblock, mount))
     }
 }
 

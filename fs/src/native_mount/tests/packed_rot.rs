@@ -1,11 +1,13 @@
 //! Rot of small files and of the pack that is made of them.
 
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bdnfs::blob::Key;
 use bdnfs::cache::Cache;
+use bdnfs::cache::commit::DIGEST_XATTR;
 use bdnfs::cache::layout::BlobFile;
 use bdnfs::cache::scrub;
 use bdnfs::snapshot::Snapshot;
@@ -27,14 +29,19 @@ impl NativeFixture {
 
     /// Changes a byte of every blob, as rot does: none looks newer for it.
     fn rot(&self) {
+        self.rot_since(5, Duration::from_secs(2 * 3600));
+    }
+
+    /// Changes the byte at `offset` of every blob, and lets all look as if they had been verified `age` before they were.
+    fn rot_since(&self, offset: u64, age: Duration) {
         let mut rotten = 0;
         for shard in fs::read_dir(self.path("cache/tenants/default/blobs")).expect("a cache") {
             for blob in fs::read_dir(shard.expect("a directory").path()).expect("a directory") {
                 let path = blob.expect("a file").path();
                 let modified = fs::metadata(&path).expect("a file").modified().expect("a time");
                 let blob = fs::File::options().write(true).open(&path).expect("open");
-                blob.write_all_at(&[8], 5).expect("written");
-                blob.set_modified(modified - Duration::from_secs(2 * 3600)).expect("set");
+                blob.write_all_at(&[8], offset).expect("written");
+                blob.set_modified(modified - age).expect("set");
                 rotten += 1;
             }
         }
@@ -43,6 +50,22 @@ impl NativeFixture {
 
     fn read(&self) -> Vec<u8> {
         fs::read(self.path("native/file")).expect("read")
+    }
+
+    /// Verifies the blob `key`, and returns how many were damaged.
+    fn verify(&self, key: &Key) -> usize {
+        let found = self.cache().find(key, BlobFile::Whole).into_iter().collect::<Vec<_>>();
+        scrub::verify(&self.cache(), &found, &|_| true).expect("read").damaged.len()
+    }
+
+    fn await_content(&self, content: &[u8]) {
+        let repaired = async {
+            while self.read() != content {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let repaired = async { tokio::time::timeout(Duration::from_secs(60), repaired).await };
+        self.runtime.block_on(repaired).expect("repaired");
     }
 }
 
@@ -55,28 +78,20 @@ fn native_mount_of_a_file_that_rots_together_with_its_pack_is_repaired_whichever
         let mounted = fixture.mount(&native, &Options::default());
         fixture.rot();
         assert_ne!(fixture.read(), CONTENT, "the kernel reads what lies on the disk");
-        let cache = fixture.cache();
         let (pack, _) = native.devices_whole().expect("a manifest").pop().expect("the pack");
         let mut found = [pack, snapshot.manifest().key(0).expect("a blob")];
         if !is_pack_first {
             found.reverse();
         }
         for (number, key) in found.iter().enumerate() {
-            let found = cache.find(key, BlobFile::Whole).into_iter().collect::<Vec<_>>();
-            let damaged = scrub::verify(&cache, &found, &|_| true).expect("read").damaged;
-            assert!(number == 1 || damaged.len() == 1, "{damaged:?}");
+            let damaged = fixture.verify(key);
+            assert!(number == 1 || damaged == 1);
             if is_pack_first {
                 // The repair has all the time in the world before the other is found.
                 break;
             }
         }
-        let repaired = async {
-            while fixture.read() != CONTENT {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
-        let repaired = async { tokio::time::timeout(Duration::from_secs(60), repaired).await };
-        fixture.runtime.block_on(repaired).expect("repaired");
+        fixture.await_content(&CONTENT);
         drop(mounted);
     }
 }
@@ -85,6 +100,54 @@ fn native_mount_of_a_file_that_rots_together_with_its_pack_is_repaired_whichever
 fn native_mount_of_a_file_that_rotted_before_its_pack_was_made_reads_right() {
     let fixture = NativeFixture::new();
     let snapshot = fixture.staged_small_file();
+    fixture.rot();
+    let _mounted = fixture.mount(&fixture.native(&snapshot), &Options::default());
+    assert_eq!(fixture.read(), CONTENT);
+}
+
+#[test]
+fn native_mount_of_a_blob_found_damaged_after_its_pack_was_made_is_repaired() {
+    // A small file, and the end of a large one, which is in the pack as well.
+    for (size, offset) in [(70_000, 5), ((3 << 20) + 9, (3 << 20) + 5)] {
+        let fixture = NativeFixture::new();
+        let content = vec![7; size];
+        fs::write(fixture.path("source/file"), &content).expect("written");
+        let snapshot = fixture.staged();
+        // Lately verified, and so not read again.
+        fixture.rot_since(offset, Duration::ZERO);
+        let native = fixture.native(&snapshot);
+        let mounted = fixture.mount(&native, &Options::default());
+        assert_ne!(fixture.read(), content, "the pack has a copy of the rot");
+        assert_eq!(fixture.verify(&snapshot.manifest().key(0).expect("a blob")), 1);
+        fixture.await_content(&content);
+        drop(mounted);
+    }
+}
+
+#[test]
+fn pack_that_is_not_mounted_when_its_file_is_found_damaged_is_made_again() {
+    let fixture = NativeFixture::new();
+    let snapshot = fixture.staged_small_file();
+    fixture.rot_since(5, Duration::ZERO);
+    let native = fixture.native(&snapshot);
+    let pack = || fs::metadata(&native.devices().expect("whole")[0]).expect("a pack").ino();
+    let wrong = pack();
+    fixture.native(&snapshot);
+    assert_eq!(pack(), wrong, "nothing has changed");
+    assert_eq!(fixture.verify(&snapshot.manifest().key(0).expect("a blob")), 1);
+    snapshot.stage_again();
+    fixture.runtime.block_on(snapshot.stage().done()).expect("staged");
+    let _mounted = fixture.mount(&fixture.native(&snapshot), &Options::default());
+    assert_eq!(fixture.read(), CONTENT);
+}
+
+#[test]
+fn native_mount_of_a_rotten_file_without_a_known_digest_reads_right() {
+    let fixture = NativeFixture::new();
+    let snapshot = fixture.staged_small_file();
+    let file = fixture.cache().open_whole(&snapshot.manifest().key(0).expect("a blob"), CONTENT.len() as u64);
+    let file = file.expect("read").expect("whole");
+    rustix::fs::fremovexattr(&file, DIGEST_XATTR).expect("removed");
     fixture.rot();
     let _mounted = fixture.mount(&fixture.native(&snapshot), &Options::default());
     assert_eq!(fixture.read(), CONTENT);

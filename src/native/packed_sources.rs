@@ -1,0 +1,128 @@
+//! The blobs that a pack is made of: whether they are right, and whether they still are those that it was made of.
+//!
+//! A pack is a copy, and its digest only proves that it is what was copied. So it notes which files that was, and is made again
+//! where the cache has others by now: what was damaged when it was copied has come again since.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::ops::RangeInclusive;
+
+use rustix::fs::{AtFlags, StatxFlags, XattrFlags};
+
+use super::data_layout::DataLayout;
+use crate::blob::Key;
+use crate::block::BLOCK;
+use crate::cache::file_version::{self, FileVersion};
+use crate::cache::layout::{BlobFile, Layout as CacheLayout};
+use crate::cache::{Cache, scrub};
+use crate::digest::Digest;
+use crate::error::Result;
+use crate::manifest::Node;
+use crate::snapshot::Snapshot;
+use crate::staging::audit;
+
+/// The extended attribute of a pack: the [identity](current) of the files that it was made of.
+const SOURCES_XATTR: &str = "user.bdnfs.sources";
+
+/// The blobs of which something lies in the pack.
+fn blobs(snapshot: &Snapshot, layout: &DataLayout) -> Result<BTreeSet<u32>> {
+    let mut blobs = BTreeSet::new();
+    for (_, part) in layout.packed_from(0) {
+        if let Node::File(slice) = snapshot.manifest().entry(part.entry)?.node {
+            blobs.insert(slice.blob);
+        }
+    }
+    Ok(blobs)
+}
+
+/// Identifies the files that the cache has of the packed blobs; `None` where it lacks one. What is fetched again is another file, or
+/// one with another [time of damage](file_version::damaged_at).
+pub(super) fn current(snapshot: &Snapshot, layout: &DataLayout) -> Result<Option<Digest>> {
+    let (manifest, cache) = (snapshot.manifest(), snapshot.resources().cache.layout());
+    let mut hasher = blake3::Hasher::new();
+    for blob in blobs(snapshot, layout)? {
+        let (key, size) = (manifest.key(blob)?, manifest.blob_size(blob)?);
+        let name = CacheLayout::name(&key, BlobFile::Whole);
+        let mask = StatxFlags::INO | StatxFlags::SIZE | StatxFlags::BTIME;
+        let stat = rustix::fs::statx(cache.blobs(), name, AtFlags::SYMLINK_NOFOLLOW, mask);
+        let Some(stat) = stat.ok().filter(|stat| stat.stx_size == size) else { return Ok(None) };
+        hasher.update(&stat.stx_ino.to_le_bytes());
+        // Inode numbers are given again.
+        hasher.update(&stat.stx_btime.tv_sec.to_le_bytes()).update(&stat.stx_btime.tv_nsec.to_le_bytes());
+        // Only what the kernel reads by itself is repaired in place: large files, whose ends are packed.
+        if size > BLOCK {
+            let Some(file) = cache.open_blob(&key, BlobFile::Whole)? else { return Ok(None) };
+            hasher.update(&file_version::damaged_at(&file).unwrap_or_default());
+        }
+    }
+    Ok(Some(Digest(*hasher.finalize().as_bytes())))
+}
+
+/// Notes that `pack` was made of the files that are `sources`. Best effort: without the note it is made again for the next mount.
+pub(super) fn note(pack: &Snapshot, sources: Option<&Digest>) -> Result<()> {
+    let (key, layout) = (pack.manifest().key(0)?, pack.resources().cache.layout());
+    if let (Some(sources), Some(file)) = (sources, layout.open_blob(&key, BlobFile::Whole)?) {
+        let noted = rustix::fs::fsetxattr(&file, SOURCES_XATTR, &sources.0, XattrFlags::empty());
+        if let Err(error) = noted {
+            tracing::debug!(%key, %error, "a pack is kept without a note of what it is made of");
+        }
+    }
+    Ok(())
+}
+
+/// Withdraws `pack`, as what is damaged, if it is whole and was not made of the files that the cache has now.
+pub(super) fn withdraw_stale(pack: &Snapshot, snapshot: &Snapshot, layout: &DataLayout) -> Result<()> {
+    let (key, cache) = (pack.manifest().key(0)?, &pack.resources().cache);
+    let Some(file) = cache.open_whole(&key, pack.manifest().blob_size(0)?)? else { return Ok(()) };
+    let version = version(cache, &key, &file)?;
+    let mut sources = [0; 32];
+    let noted = rustix::fs::fgetxattr(&file, SOURCES_XATTR, &mut sources[..]);
+    let noted = noted.is_ok_and(|len| len == sources.len()).then_some(Digest(sources));
+    if noted.is_none() || noted != current(snapshot, layout)? {
+        cache.withdraw(&key, &file, &version)?;
+    }
+    Ok(())
+}
+
+fn version(cache: &Cache, key: &Key, file: &File) -> Result<FileVersion> {
+    FileVersion::of(file).map_err(|e| cache.layout().fault("stat", key, e))
+}
+
+/// Whether the packed blobs are whole in the cache, and right: those that were not verified within `period`, in seconds since 1970,
+/// are read.
+pub(super) fn are_right(
+    snapshot: &Snapshot,
+    layout: &DataLayout,
+    period: &RangeInclusive<i64>,
+) -> Result<bool> {
+    let (manifest, cache) = (snapshot.manifest(), &snapshot.resources().cache);
+    let blobs = blobs(snapshot, layout)?;
+    for blob in &blobs {
+        if !cache.has(&manifest.key(*blob)?, manifest.blob_size(*blob)?) {
+            return Ok(false);
+        }
+    }
+    let audited = audit::audit_blobs(cache, manifest, blobs, period, &|_| true)?;
+    Ok(audited.damaged.is_empty())
+}
+
+/// Withdraws the packed blobs that were not verified within `period` and of which no digest is known, so that they are fetched again.
+pub(super) fn withdraw_unverifiable(
+    snapshot: &Snapshot,
+    layout: &DataLayout,
+    period: &RangeInclusive<i64>,
+) -> Result<()> {
+    let (manifest, cache) = (snapshot.manifest(), &snapshot.resources().cache);
+    for blob in blobs(snapshot, layout)? {
+        let key = manifest.key(blob)?;
+        let found = cache.find(&key, BlobFile::Whole);
+        if !found.is_some_and(|found| found.is_due(period)) {
+            continue;
+        }
+        let Some(file) = cache.layout().open_blob(&key, BlobFile::Whole)? else { continue };
+        if scrub::known_digest(&key, &file).is_none() {
+            cache.withdraw(&key, &file, &version(cache, &key, &file)?)?;
+        }
+    }
+    Ok(())
+}
