@@ -133,6 +133,23 @@ async fn publish_again_takes_no_old_content_that_lacks_the_published_sha256() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn snapshot_after_the_published_sha256_changed_reads_the_new_content() {
+    let of = |seed| {
+        FileTree::from([(b"large".to_vec(), noise(3 * BLOCK, seed)), (b"small".to_vec(), noise(9, seed))])
+    };
+    let node = node();
+    for files in [of(1), of(2), of(1)] {
+        let origin = OneVersionOrigin(origin(&files), files.clone(), true);
+        let snapshot = node.engine.snapshot(Arc::new(origin), Patterns::default()).await.expect("listed");
+        snapshot.stage().done().await.expect("staged");
+        assert!(
+            self::read(&snapshot).await.expect("read") == files,
+            "the cache has another state of this version"
+        );
+    }
+}
+
 /// An origin that changes when it has been listed so many times.
 #[derive(Debug)]
 struct ChangingOrigin(Arc<MemoryTier>, AtomicU64);
