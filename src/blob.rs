@@ -27,14 +27,35 @@ impl Key {
     /// The key of what `origin` (scheme, host, bucket) calls `path` in the version `version`: a commit and
     /// object id, a version id, a strong ETag. Whether its server ignores Range is no part of it.
     pub fn origin(origin: &str, path: &[u8], version: &[u8]) -> Self {
-        let version = version.strip_prefix(WHOLE_MARK.as_bytes()).unwrap_or(version);
+        Self::of_parts([origin.as_bytes(), path, without_whole_mark(version)])
+    }
+
+    /// The [key](Self::origin) of a file that its origin publishes with the SHA-256 `sha256`. A server may call other bytes
+    /// by the same version, so the SHA-256 is a part of it, unless the version has it, as that of a large file of the Hub does.
+    pub fn origin_file(origin: &str, path: &[u8], version: &[u8], sha256: Option<&[u8; 32]>) -> Self {
+        let has_sha256 =
+            |sha256: &[u8; 32]| version.ends_with(blake3::Hash::from_bytes(*sha256).to_hex().as_bytes());
+        match sha256 {
+            Some(sha256) if !has_sha256(sha256) => {
+                Self::of_parts([origin.as_bytes(), path, without_whole_mark(version), sha256])
+            }
+            _ => Self::origin(origin, path, version),
+        }
+    }
+
+    fn of_parts<const N: usize>(parts: [&[u8]; N]) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("bdnfs 2026-11 origin blob");
-        for part in [origin.as_bytes(), path, version] {
+        for part in parts {
             hasher.update(&(part.len() as u64).to_le_bytes());
             hasher.update(part);
         }
         Self::Origin(Digest(*hasher.finalize().as_bytes()))
     }
+}
+
+/// A version without the mark that its server ignores Range.
+fn without_whole_mark(version: &[u8]) -> &[u8] {
+    version.strip_prefix(WHOLE_MARK.as_bytes()).unwrap_or(version)
 }
 
 impl fmt::Display for Key {
@@ -123,5 +144,25 @@ impl MirrorLocation {
     /// The length of the object of a blob of `size` bytes.
     pub fn len(&self, size: u64) -> Option<u64> {
         if size == 0 { Some(0) } else { Some(self.range(size, 0..block::count(size))?.end) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn key_of_an_origin_file_tells_published_sha256_apart() {
+        let of = |version: &str, sha256| Key::origin_file("o", b"p", version.as_bytes(), sha256);
+        let [one, other] = [&[1; 32], &[2; 32]];
+        assert_eq!(of("v", None), Key::origin("o", b"p", b"v"));
+        let keys = [of("v", None), of("v", Some(one)), of("v", Some(other))];
+        assert!(keys[0] != keys[1] && keys[0] != keys[2] && keys[1] != keys[2], "{keys:?}");
+        assert_eq!(of("whole v", Some(one)), keys[1]);
+        // Content that is in a cache under the SHA-256 in its version keeps its name.
+        for version in ["01".repeat(32), format!("file {}", "01".repeat(32))] {
+            assert_eq!(of(&version, Some(one)), of(&version, None));
+            assert_ne!(of(&version, Some(other)), of(&version, None));
+        }
     }
 }

@@ -60,7 +60,8 @@
 //!
 //! The hashes of a blob are, as far as it has them: a content blob's digest; its SHA-256 (flag 1); the checks of its blocks (flag
 //! 2), one for each. Where the mirror keeps it in frames, its place there is followed by the end of each frame in the object, u64
-//! each. The key of a blob of kind 2 is [`Key::origin`](crate::blob::Key::origin) of the source's name, its path and its version.
+//! each. The key of a blob of kind 2 is [`Key::origin_file`](crate::blob::Key::origin_file) of the source's name, its path, its
+//! version and its SHA-256.
 //!
 //! A pack holds several files one after the other, without gaps, in the order of their entries. Its version is that of
 //! each of them with its length, u16, before it; its entry is that of the first.

@@ -171,7 +171,8 @@ proptest! {
                     if *size == 0 {
                         prop_assert_eq!(blob.key, Key::Content(Digest::of(b"")));
                     } else {
-                        prop_assert_eq!(blob.key, Key::origin(ORIGIN, path, version));
+                        prop_assert_eq!(blob.key, Key::origin_file(ORIGIN, path, version, sha256.as_ref()));
+                        prop_assert_eq!(manifest.key(slice.blob).expect("good"), blob.key);
                         prop_assert_eq!((&blob.path[..], &blob.version[..]), (&path[..], &version[..]));
                         prop_assert_eq!(blob.sha256, *sha256);
                     }

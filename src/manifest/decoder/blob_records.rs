@@ -75,7 +75,7 @@ impl Manifest {
         self.key_of(index, record, &path, &mut BlobHashes { manifest: self, next: record.hashes.get() })
     }
 
-    /// The key of a blob whose origin knows it by `path`. Its digest, if it has one, is the first of its `hashes`.
+    /// The key of a blob whose origin knows it by `path`. Its digest, if it has one, is taken from its `hashes`.
     fn key_of(
         &self,
         index: u32,
@@ -87,7 +87,9 @@ impl Manifest {
             binary::CONTENT => Ok(Key::Content(Digest(hashes.take(1)?[0].0))),
             binary::ORIGIN if !path.is_empty() => {
                 let version = self.string(record.version.get(), record.version_len.get().into())?;
-                Ok(Key::origin(self.source(), path, version))
+                let mut rest = BlobHashes { ..*hashes };
+                let sha256 = (record.flags & binary::SHA256 != 0).then(|| rest.take(1)).transpose()?;
+                Ok(Key::origin_file(self.source(), path, version, sha256.map(|hash| &hash[0].0)))
             }
             _ => Err(corrupt(format!("blob {index} has no name"))),
         }

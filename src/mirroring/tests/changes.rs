@@ -1,6 +1,9 @@
 //! Sources that changed, or change while they are published.
 
+use sha2::{Digest as _, Sha256};
+
 use super::*;
+use crate::manifest::ListedFile;
 
 /// Counts what is sent of each path.
 #[derive(Debug)]
@@ -71,6 +74,80 @@ async fn publish_of_known_content_stores_it_once_per_tenant() {
     let more = many.into_iter().chain([(b"d/500x".to_vec(), noise(90_000, 1000))]).collect();
     let again = written("tenant", "memory://one", &more).await;
     assert!(again > 90_000 && again < all / 4, "{again}");
+}
+
+/// An origin whose files keep their versions, as a web server's of one size and time do; it may publish their SHA-256.
+#[derive(Debug)]
+struct OneVersionOrigin(Arc<MemoryTier>, FileTree, bool);
+
+impl Tier for OneVersionOrigin {
+    fn kind(&self) -> TierKind {
+        TierKind::Origin
+    }
+    fn fetch<'a>(
+        &'a self,
+        blob: &'a Blob,
+        range: std::ops::Range<u64>,
+        urgency: Urgency,
+    ) -> BoxFuture<'a, Result<Option<Body>>> {
+        async move {
+            let held = self.0.blob(&blob.path).ok_or_else(|| Error::new(Kind::NotFound, "no such file"))?;
+            self.0.fetch(&held, range, urgency).await
+        }
+        .boxed()
+    }
+}
+
+impl Origin for OneVersionOrigin {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+    fn list<'a>(&'a self, listing: &'a mut Listing) -> BoxFuture<'a, Result<()>> {
+        for (path, content) in &self.1 {
+            let sha256 = self.2.then(|| Sha256::digest(content).into());
+            let size = content.len() as u64;
+            let (mtime, executable, version) = ((0, 0), false, &b"1"[..]);
+            listing.file(ListedFile { path, size, mtime, executable, version, sha256 });
+        }
+        async { Ok(()) }.boxed()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn publish_again_takes_no_old_content_that_lacks_the_published_sha256() {
+    let small =
+        |seed| FileTree::from_iter((0..4).map(|i| (vec![b'a' + i], noise(5_000, u64::from(i) + seed))));
+    let (old, new) = (small(0), small(100));
+    // Once the hashes are published from the first time on; once the wrong bytes were stored before they were.
+    for published_before in [true, false] {
+        let mirror = mirror(Arc::new(InMemory::new()));
+        let before = OneVersionOrigin(origin(&old), old.clone(), published_before);
+        add(&mirror, Arc::new(before)).await.expect("added");
+        let mut mixed = new.clone();
+        mixed.insert(b"a".to_vec(), old[&b"a"[..]].clone());
+        let after = OneVersionOrigin(origin(&mixed), mixed.clone(), true);
+        let again = add(&mirror, Arc::new(after)).await.expect("added again");
+        assert_eq!((again.new, again.read), (true, 15_000), "what has the SHA-256 is reused");
+        let snapshot = mount(&node(), &mirror, None).await.expect("mounted");
+        assert!(read(&snapshot).await.expect("read") == mixed, "{published_before}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn snapshot_after_the_published_sha256_changed_reads_the_new_content() {
+    let of = |seed| {
+        FileTree::from([(b"large".to_vec(), noise(3 * BLOCK, seed)), (b"small".to_vec(), noise(9, seed))])
+    };
+    let node = node();
+    for files in [of(1), of(2), of(1)] {
+        let origin = OneVersionOrigin(origin(&files), files.clone(), true);
+        let snapshot = node.engine.snapshot(Arc::new(origin), Patterns::default()).await.expect("listed");
+        snapshot.stage().done().await.expect("staged");
+        assert!(
+            self::read(&snapshot).await.expect("read") == files,
+            "the cache has another state of this version"
+        );
+    }
 }
 
 /// An origin that changes when it has been listed so many times.
