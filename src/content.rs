@@ -48,7 +48,7 @@ use recent_failure::RecentFailures;
 use refutation::Refutation;
 pub use resources::SharedResources;
 
-/// How long a read waits for a tier to answer before it fails (DESIGN, section 6).
+/// How long a read waits for a tier to answer before it fails (docs/semantics.md, "Errors and time").
 pub const READ_DEADLINE: Duration = Duration::from_secs(30);
 
 /// How long staging goes on asking while nothing arrives: a store that restarts must not fail a job's deployment.

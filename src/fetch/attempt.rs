@@ -16,7 +16,8 @@ use crate::tier::{Tier, Urgency};
 /// nowhere), and a file that has changed says so again.
 const INVALID_RESPONSE_LIMIT: u32 = 2;
 
-/// How long a tier may take until its first byte, and again for each block after it, while another is left (DESIGN, section 6).
+/// How long a tier may take until its first byte, and again for each block after it, while another is left (docs/semantics.md,
+/// "Errors and time").
 pub(super) const REQUEST_STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The state of one attempt: which blocks are still missing, and what went wrong.
