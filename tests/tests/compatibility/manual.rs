@@ -4,9 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
+use bdnfs_tests::repository;
 
 /// The files below `directory` whose names end in `.suffix`, but for what is built.
 fn files(directory: &Path, suffix: &str) -> Vec<PathBuf> {
