@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use crate::tier::Urgency;
 
-/// A quarter of the budget is for readers, and half of that quarter also for reading ahead.
+/// Which part of the budget is for readers: a quarter, half of which is also for reading ahead.
 const RESERVED_PART: u64 = 4;
 
 /// A bounded number of bytes, given out by urgency.

@@ -48,7 +48,7 @@ use recent_failure::RecentFailures;
 use refutation::Refutation;
 pub use resources::SharedResources;
 
-/// How long a read waits for a tier to answer before it fails (DESIGN, section 6).
+/// How long a read waits for a tier to answer before it fails (docs/semantics.md, "Errors and time").
 pub const READ_DEADLINE: Duration = Duration::from_secs(30);
 
 /// How long staging goes on asking while nothing arrives: a store that restarts must not fail a job's deployment.
@@ -196,10 +196,10 @@ impl Content {
 
     /// All blocks in the order in which a stage asks for them, as [`Ladder::stage_order`] has it at that time.
     pub(crate) fn stage_order(self: &Arc<Self>) -> impl Iterator<Item = u64> + use<> {
-        let (content, mut told) = (self.clone(), 0);
+        let (content, mut next_block) = (self.clone(), 0);
         let stretches = std::iter::from_fn(move || {
-            let runs = content.ladder().stage_order(&content.blob, told);
-            told = runs.iter().map(|run| run.end).max()?;
+            let runs = content.ladder().stage_order(&content.blob, next_block);
+            next_block = runs.iter().map(|run| run.end).max()?;
             Some(runs)
         });
         stretches.flatten().flatten()

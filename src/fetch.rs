@@ -245,7 +245,7 @@ impl Ladder {
             } else {
                 // Wrong bytes are no progress.
                 attempt.last_arrival = began;
-                attempt.grow_patience();
+                attempt.grow_stall_timeout();
             }
             wrong_bytes += u32::from(attempt.wrong_bytes);
             let is_retryable = match error.kind() {
@@ -309,7 +309,7 @@ impl Ladder {
                             attempt.record_refusal(place, &error);
                             let is_timeout = error.kind() == Kind::Timeout;
                             attempt.stalled |=
-                                is_timeout && began.elapsed() >= attempt.patience && !step.last;
+                                is_timeout && began.elapsed() >= attempt.stall_timeout && !step.last;
                         }
                         failure = Some(combine(failure, error));
                         break;
@@ -349,7 +349,7 @@ impl Ladder {
         let (blob, tier, kind) = (attempt.blob, step.tier, step.tier.kind());
         let context =
             FetchContext { counters: &self.counters, buffers: &self.buffers, received: &self.received };
-        let target = Target { step, blob, urgency: attempt.urgency, patience: attempt.patience };
+        let target = Target { step, blob, urgency: attempt.urgency, stall_timeout: attempt.stall_timeout };
         let waiting = Instant::now();
         let mut request = HedgedRequest::new(&context, &self.parallelism, target, extent).await;
         // While no request was under way nothing could arrive.

@@ -41,7 +41,7 @@
 //! A cold read, in the order in which to read the files:
 //!
 //! 1. [`snapshot`]: opens a file of the manifest as a [`read::Reader`], which tracks sequential access
-//!    ([`read::read_ahead`]) and turns byte ranges into blocks of its [`content`].
+//!    ([`read::read_ahead`]) and turns file ranges into ranges of its [`content`].
 //! 2. [`content`]: knows which blocks are present. `content/single_flight.rs` joins the [`flight`] of a missing block or
 //!    starts one; `content/ingest.rs` fetches, verifies, delivers and stores its blocks; `content/completion.rs` makes the
 //!    blob durable when no block is missing. From then on the kernel reads it with no help from here.
@@ -106,10 +106,10 @@
 //!
 //! ## Invariants
 //!
-//! - Imports point one way. Pure modules do no I/O: [`digest`], [`block`], [`blob`], [`extent`], [`manifest`] (except that a
-//!   listing too large for memory is sorted on the disk), [`source`], [`weights`], [`checkpoint`], [`error`]. Tiers are
-//!   siblings and do not know each other: [`cache`], [`peer`], [`mirror`], [`origin`]; [`auth`] loads, resolves and refreshes
-//!   their credentials.
+//! - Imports point one way. Pure modules do no I/O: [`backoff`], [`digest`], [`block`], [`blob`], [`buffer`], [`extent`],
+//!   [`manifest`] (except that a listing too large for memory is sorted on the disk), [`source`], [`weights`], [`checkpoint`],
+//!   [`error`], [`tree_merge`], `xml`. Tiers are siblings and do not know each other: [`cache`], [`peer`], [`mirror`],
+//!   [`origin`]; [`auth`] loads, resolves and refreshes their credentials.
 //! - [`block::Arrival::verify`] is the only way to make a [`block::Verified`], and only that can be stored or read. Content
 //!   without a published digest is pinned to the origin's own version of it ([`blob::Key::Origin`]); every request is
 //!   conditional on that version.

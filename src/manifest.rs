@@ -102,6 +102,8 @@ pub use mirrored_listing::{MirroredBlob, MirroredListing};
 pub use notes::ListingNotes;
 pub use pack::PackedFile;
 
+pub(crate) use name::{MAX_NAME_BYTES, MAX_PATH_BYTES};
+
 /// A part of a blob: what a file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Slice {

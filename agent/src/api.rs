@@ -248,7 +248,7 @@ pub struct AgentStatus {
     pub unsaved: Vec<saving::UnsavedDirectory>,
 }
 
-/// A mount of an earlier time that could not be made again. It is tried anew at the next start, until it is unmounted or
+/// A mount of the previous agent that could not be restored. It is tried anew at the next start, until it is unmounted or
 /// something else is mounted in its place.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LostMount {

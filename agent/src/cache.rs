@@ -20,16 +20,16 @@ use rustix::fs::OFlags;
 pub use crate::api::DEFAULT_TENANT;
 use crate::context::Context;
 
-/// The part of the cache's disk that stays free for others, in percent...
+/// The part of the cache's disk that stays free for others, in percent.
 const RESERVE_PERCENT: u64 = 5;
-/// ...but no more than this: on a disk of many terabytes 20 GiB are room enough for logs and checkpoints.
+/// The most that stays free for others, in bytes: on a disk of many terabytes 20 GiB are room enough for logs and checkpoints.
 const MAX_RESERVE_BYTES: u64 = 20 << 30;
-/// Fetches under way may hold half of the 512 MiB that an agent may use in all; the rest is for manifests, presence
-/// maps and the blocks that readers hold.
+/// The memory that fetches under way may hold by default, in bytes: half of the 512 MiB that an agent may use in all. The rest is
+/// for manifests, presence maps and the blocks that readers hold.
 const FETCH_MEMORY_BYTES: u64 = 256 << 20;
 /// The log of a detached agent, in that of its cache.
 const LOG_FILE: &str = "daemon.log";
-/// The log starts anew beyond this: weeks of what an agent normally says, and quick to look through.
+/// The size beyond which the log starts anew, in bytes: weeks of what an agent normally says, and quick to look through.
 const MAX_LOG_BYTES: u64 = 10 << 20;
 
 /// A cache directory that exists.

@@ -36,7 +36,7 @@ pub use client::{FdStore, StoredMount};
 /// How often an agent says that it is alive.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 
-/// An fd store answers from memory: one that takes longer is stuck, and mounts would be stuck with it.
+/// How long an fd store may take to answer: it does so from memory, so one that takes longer is stuck, and mounts would be with it.
 const FDSTORE_ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// The pause before an fd store is started again: one that dies at once is not started over and over.
 pub const FDSTORE_RESTART_PAUSE: Duration = Duration::from_secs(1);

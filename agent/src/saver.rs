@@ -34,7 +34,7 @@ use serde::{Deserialize, Serialize};
 use tokio::task::LocalSet;
 
 use crate::api::MirrorRequest;
-use crate::api::job::JobExit;
+use crate::api::job::{JobExit, SIGNAL_CODE_BASE};
 use crate::api::saving::SaveReport;
 use crate::context::Context;
 use crate::runtime;
@@ -52,9 +52,6 @@ pub use unsaved_directory::unsaved_directory;
 pub const RECORD_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The file in a volume that its saver holds locked as long as it lives.
 const SAVER_LOCK_FILE: &str = "saver.lock";
-
-/// The least exit code that a shell has for a command which a signal ended.
-const SIGNALED_CODE: i32 = 128;
 
 /// The priority of a saver, as of nice(1): a tenth of a processor where a job keeps all of them busy. At 19 it has a hundredth, and
 /// what is to be saved piles up.
@@ -105,7 +102,7 @@ impl SaveOrder {
             // What it wrote is closed; whether it had finished, only a hint tells.
             Some(exit) if exit.is_success() => JobEnd::Failed,
             // A launcher that passes the signal on ends with whatever code.
-            Some(exit) if !exit.stopped && exit.code.is_some_and(|code| code < SIGNALED_CODE) => {
+            Some(exit) if !exit.stopped && exit.code.is_some_and(|code| code < SIGNAL_CODE_BASE) => {
                 JobEnd::Failed
             }
             _ => JobEnd::Killed,

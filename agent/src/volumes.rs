@@ -53,7 +53,7 @@ pub const SCRATCH_PLACE: &str = "/mnt/bt-scratch";
 /// The path of its checkpoint directory, unless it names another.
 pub const CHECKPOINT_PLACE: &str = "/mnt/ckpts";
 /// The directory of a tenant's jobs, in that of the tenant.
-const JOBS_DIRECTORY: &str = "jobs";
+const VOLUME_JOBS_DIRECTORY: &str = "jobs";
 /// The directory of what is being removed, in that of the tenant.
 const TRASH_DIRECTORY: &str = "trash";
 
@@ -169,7 +169,7 @@ impl Volumes {
     pub fn of_job(&self, tenant: &str, id: &str) -> JobVolume {
         let tenant = self.config.dir.join(tenant);
         JobVolume {
-            path: tenant.join(JOBS_DIRECTORY).join(id),
+            path: tenant.join(VOLUME_JOBS_DIRECTORY).join(id),
             trash: tenant.join(TRASH_DIRECTORY),
             id: id.into(),
         }
@@ -203,7 +203,7 @@ impl Volumes {
         let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let jobs = subdirectories(&self.config.dir).into_iter().flat_map(|tenant| {
             let tenant = name(&tenant);
-            let ids = subdirectories(&self.config.dir.join(&tenant).join(JOBS_DIRECTORY));
+            let ids = subdirectories(&self.config.dir.join(&tenant).join(VOLUME_JOBS_DIRECTORY));
             ids.into_iter().map(move |job| (tenant.clone(), name(&job)))
         });
         jobs.map(|(tenant, id)| (tenant.clone(), self.of_job(&tenant, &id))).collect()

@@ -37,12 +37,12 @@ pub const SECRET_VARIABLES: [&str; 17] = [
     "CW_SECRET_ACCESS_KEY",
     "CW_SESSION_TOKEN",
     "GOOGLE_SERVICE_ACCOUNT_KEY",
-    hub::TOKENS[0],
-    hub::TOKENS[1],
-    azure::KEYS[0],
-    azure::KEYS[1],
-    azure::SAS,
-    azure::PASSWORD,
+    hub::TOKEN_VARIABLES[0],
+    hub::TOKEN_VARIABLES[1],
+    azure::ACCOUNT_KEY_VARIABLES[0],
+    azure::ACCOUNT_KEY_VARIABLES[1],
+    azure::SAS_VARIABLE,
+    azure::CLIENT_SECRET_VARIABLE,
 ];
 
 const ALLOW_HTTP: &str = "AWS_ALLOW_HTTP";

@@ -18,7 +18,7 @@ pub const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long to wait before its socket and lock are tried again.
 pub const AGENT_START_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The message of a detached agent to its parent once it listens; anything else is a [`Failure`].
-pub const READY: &str = "ready";
+pub const READY_MESSAGE: &str = "ready";
 
 /// The outcome of starting an agent.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ pub fn spawn(cache: &CacheConfig, verbose: u8) -> Result<SpawnOutcome> {
     if let Some(stdout) = child.stdout.take() {
         BufReader::new(stdout).read_line(&mut line).context("cannot read from the agent")?;
     }
-    if line.trim_end() == READY {
+    if line.trim_end() == READY_MESSAGE {
         return Ok(SpawnOutcome::Ready);
     }
     child.wait().context("cannot wait for the agent")?;

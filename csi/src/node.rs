@@ -130,8 +130,8 @@ impl NodeService {
         let key = target_key(&id, &target);
         let context = VolumeContext::new(volume_context, secrets);
         let (pod, has_secret) = (context.pod(), context.has_credentials());
-        let wish = match context.request(&id, &self.policy) {
-            Ok(wish) => wish,
+        let options = match context.request(&id, &self.policy) {
+            Ok(options) => options,
             // A volume in use is never taken away by an error, though the rules have changed since.
             Err(refused) if self.is_published(&key, until).await? => {
                 tracing::warn!("volume {id} stays published: {}", refused.message());
@@ -139,14 +139,14 @@ impl NodeService {
             }
             Err(refused) => return Err(refused),
         };
-        if let VolumeOptions::Written(request) = &wish {
+        if let VolumeOptions::Written(request) = &options {
             written_volume::check(request, readonly, mode)?;
         }
         let _claim = match mode {
             Mode::SingleNodeSingleWriter => self.claim_single(&id, &key, until).await?,
             _ => None,
         };
-        let request = match wish {
+        let request = match options {
             VolumeOptions::Source(request) => PublicationRequest { target: Some(target.into()), ..*request },
             VolumeOptions::Written(request) => {
                 let request = ContainerVolumeRequest { target: Some(target.into()), ..request };

@@ -172,19 +172,19 @@ mod tests {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
     }
 
-    fn wish(pairs: &[(&str, &str)], secrets: &[(&str, &str)]) -> Result<VolumeOptions, Status> {
+    fn options(pairs: &[(&str, &str)], secrets: &[(&str, &str)]) -> Result<VolumeOptions, Status> {
         VolumeContext::new(map(pairs), map(secrets)).request("volume", &TrustPolicy::default())
     }
 
-    fn source(wish: VolumeOptions) -> PublicationRequest {
-        match wish {
+    fn source(options: VolumeOptions) -> PublicationRequest {
+        match options {
             VolumeOptions::Source(request) => *request,
             VolumeOptions::Written(request) => panic!("{request:?}"),
         }
     }
 
     fn request(pairs: &[(&str, &str)], secrets: &[(&str, &str)]) -> Result<PublicationRequest, Status> {
-        wish(pairs, secrets).map(source)
+        options(pairs, secrets).map(source)
     }
 
     #[test]
@@ -194,7 +194,7 @@ mod tests {
             ("csi.storage.k8s.io/pod.name", "trainer-0"),
             ("csi.storage.k8s.io/pod.uid", "3f1c9a2b-0d6e-4f0a-9c1b-2a3b4c5d6e7f"),
         ];
-        let written = |own: (&str, &str)| match wish(&[&pod[..], &[INLINE, own]].concat(), &[]) {
+        let written = |own: (&str, &str)| match options(&[&pod[..], &[INLINE, own]].concat(), &[]) {
             Ok(VolumeOptions::Written(request)) => request,
             other => panic!("{other:?}"),
         };
@@ -204,14 +204,14 @@ mod tests {
         assert_eq!((made.consumer.as_deref(), made.trusted), (Some("pod team/trainer-0"), false));
         let made = written(("projectCache", "llama"));
         assert_eq!((made.kind, made.id), (ContainerVolumeKind::ProjectCache, None));
-        let error = wish(&[INLINE, ("checkpoints", "llama"), SOURCE], &[]).expect_err("both");
+        let error = options(&[INLINE, ("checkpoints", "llama"), SOURCE], &[]).expect_err("both");
         assert_eq!(error.message(), "volume attribute source: cannot be used with checkpoints");
-        let error = wish(&[INLINE, ("checkpoints", "llama")], &[("a", "hush")]).expect_err("a secret");
+        let error = options(&[INLINE, ("checkpoints", "llama")], &[("a", "hush")]).expect_err("a secret");
         assert!(
             error.code() == Code::InvalidArgument && error.message().contains("takes no secret"),
             "{error}"
         );
-        let error = wish(&[INLINE, ("checkpoints", "llama"), ("tenant", "a")], &[]).expect_err("tenant");
+        let error = options(&[INLINE, ("checkpoints", "llama"), ("tenant", "a")], &[]).expect_err("tenant");
         assert_eq!(error.code(), Code::PermissionDenied);
     }
 

@@ -27,9 +27,9 @@ const SLOT_WORDS: usize = 4;
 /// How many bits of a number say which slot it is; the others count, so that no number comes twice.
 const SLOT_BITS: u32 = 20;
 /// How many slots there are: a million files may be open on a mount. Those unused take no memory.
-const SLOTS: u32 = 1 << SLOT_BITS;
+const SLOT_COUNT: u32 = 1 << SLOT_BITS;
 /// All words of the ledger.
-const LEDGER_WORDS: usize = HEADER_WORDS + SLOT_WORDS * SLOTS as usize;
+const LEDGER_WORDS: usize = HEADER_WORDS + SLOT_WORDS * SLOT_COUNT as usize;
 
 /// Features that were negotiated when the mount was made, and hold until it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,7 +148,7 @@ impl Ledger {
     }
 
     fn read(&self) -> (Slots, Vec<LedgerEntry>) {
-        let unused = (self.words()[3].load(Ordering::Acquire) as u32).min(SLOTS);
+        let unused = (self.words()[3].load(Ordering::Acquire) as u32).min(SLOT_COUNT);
         let (mut vacant, mut entries, mut serial) = (Vec::new(), Vec::new(), 0);
         for slot in 0..unused {
             let [number, node, unique, item] = self.slot(slot);
@@ -187,7 +187,7 @@ impl Ledger {
         let mut slots = self.slots.lock();
         let slot = match slots.vacant.pop() {
             Some(slot) => slot,
-            None if slots.unused < SLOTS => {
+            None if slots.unused < SLOT_COUNT => {
                 slots.unused += 1;
                 self.words()[3].store(slots.unused.into(), Ordering::Release);
                 slots.unused - 1
@@ -208,7 +208,7 @@ impl Ledger {
 
     /// Removes the entry with this `number`, unless that was done.
     pub(crate) fn remove(&self, number: u64) {
-        let slot = (number & u64::from(SLOTS - 1)) as u32;
+        let slot = (number & u64::from(SLOT_COUNT - 1)) as u32;
         let words = self.slot(slot);
         if words[0].load(Ordering::Relaxed) == number && words[3].swap(0, Ordering::AcqRel) != 0 {
             self.slots.lock().vacant.push(slot);

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use crate::wire::request::Operation;
 
 /// The names of the operations that are counted separately.
-const OPERATIONS: [&str; 12] = [
+const COUNTED_OPERATIONS: [&str; 12] = [
     "lookup",
     "getattr",
     "readlink",
@@ -25,7 +25,7 @@ const OPERATIONS: [&str; 12] = [
 ];
 
 /// The errors that are counted, and their names; others are a part of every kernel's requests.
-const ERRORS: [(Errno, &str); 6] = [
+const COUNTED_ERRNOS: [(Errno, &str); 6] = [
     (Errno::ACCESS, "EACCES"),
     (Errno::BADMSG, "EBADMSG"),
     (Errno::INTR, "EINTR"),
@@ -37,8 +37,8 @@ const ERRORS: [(Errno, &str); 6] = [
 /// Counters of the requests of one mount or of many.
 #[derive(Debug, Default)]
 pub struct RequestMetrics {
-    operations: [Histogram; OPERATIONS.len()],
-    errors: [AtomicU64; ERRORS.len()],
+    operations: [Histogram; COUNTED_OPERATIONS.len()],
+    errors: [AtomicU64; COUNTED_ERRNOS.len()],
     cached: AtomicU64,
     passthrough: AtomicU64,
     trace_ids: AtomicU64,
@@ -61,7 +61,7 @@ impl RequestMetrics {
     /// Counts a reply, which took so long.
     pub(crate) fn record_reply(&self, operation: usize, took: Duration, error: Option<Errno>) {
         self.operations[operation].add(took);
-        let named = |error| ERRORS.iter().position(|(errno, _)| *errno == error);
+        let named = |error| COUNTED_ERRNOS.iter().position(|(errno, _)| *errno == error);
         if let Some(place) = error.and_then(named) {
             self.errors[place].fetch_add(1, Relaxed);
         }
@@ -80,8 +80,8 @@ impl RequestMetrics {
 
     /// The counts up to now.
     pub fn totals(&self) -> RequestTotals {
-        let operations = OPERATIONS.into_iter().zip(&self.operations);
-        let errors = ERRORS.into_iter().zip(&self.errors);
+        let operations = COUNTED_OPERATIONS.into_iter().zip(&self.operations);
+        let errors = COUNTED_ERRNOS.into_iter().zip(&self.errors);
         RequestTotals {
             operations: operations.map(|(name, times)| (name, times.counts())).collect(),
             errors: errors.map(|((_, name), count)| (name, count.load(Relaxed))).collect(),
@@ -107,12 +107,12 @@ pub(crate) fn operation_number(operation: Option<&Operation<'_>>) -> usize {
         Some(Operation::Change) => "change",
         _ => "other",
     };
-    OPERATIONS.iter().position(|known| *known == name).unwrap_or(OPERATIONS.len() - 1)
+    COUNTED_OPERATIONS.iter().position(|known| *known == name).unwrap_or(COUNTED_OPERATIONS.len() - 1)
 }
 
 /// The name of the operation with this number.
 pub(crate) fn operation_name(number: usize) -> &'static str {
-    OPERATIONS[number]
+    COUNTED_OPERATIONS[number]
 }
 
 #[cfg(test)]

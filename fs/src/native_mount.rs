@@ -27,7 +27,7 @@ use superblock::NativeSuperblock;
 pub use superblock::Superblocks;
 
 /// How often to check whether a mount has ended: the kernel does not tell. A check takes a microsecond.
-const POLL_INTERVAL: Duration = Duration::from_millis(200);
+const MOUNT_END_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// How often copies of an unmounted mount are looked for: that asks for the mount namespaces of all processes.
 const COPIES_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// STATX_MNT_ID_UNIQUE (linux/stat.h, since 6.8): a mount id that is never given twice while the machine is up.
@@ -193,10 +193,11 @@ impl NativeMount {
     /// blobs are read as long.
     pub async fn await_end(&self) {
         while !self.left.load(Relaxed) {
-            let pause = if self.is_on_top() { Ok(POLL_INTERVAL) } else { self.leave_if_unmounted().await };
+            let pause =
+                if self.is_on_top() { Ok(MOUNT_END_POLL_INTERVAL) } else { self.leave_if_unmounted().await };
             let pause = pause.unwrap_or_else(|error| {
                 tracing::warn!(%error, "cannot tell whether a mount has ended");
-                POLL_INTERVAL
+                MOUNT_END_POLL_INTERVAL
             });
             tokio::time::sleep(pause).await;
         }
@@ -208,7 +209,7 @@ impl NativeMount {
         let left = Arc::clone(&self.left);
         let look = move || {
             if superblock.is_mounted_at(&mountpoint)? {
-                return Ok(POLL_INTERVAL);
+                return Ok(MOUNT_END_POLL_INTERVAL);
             }
             left.store(superblock.leave(&mountpoint)?, Relaxed);
             Ok(if left.load(Relaxed) { Duration::ZERO } else { COPIES_POLL_INTERVAL })

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 /// How many files in a row make a sequence.
-const SEQUENCE_MIN: u32 = 4;
+const MIN_SEQUENCE_FILES: u32 = 4;
 /// The most files that are prefetched ahead of a sequence. A disk answers some dozens of requests as fast as one, and so does a
 /// source.
 const WINDOW_FILES: u32 = 64;
@@ -55,7 +55,7 @@ impl SequenceDetector {
 impl Sequence {
     /// Whether the file `index` is one of it: other entries may lie between two files, and several readers take turns.
     fn is_near(&self, index: u32) -> bool {
-        index < self.next + SEQUENCE_MIN && index + SEQUENCE_MIN >= self.next
+        index < self.next + MIN_SEQUENCE_FILES && index + MIN_SEQUENCE_FILES >= self.next
     }
 
     fn advance(&mut self, index: u32) -> Range<u32> {
@@ -67,7 +67,7 @@ impl Sequence {
         let window = WINDOW_FILES.min(self.length.saturating_mul(WINDOW_PER_FILE_READ));
         let (from, to) = (self.prefetched.max(self.next), self.next + window);
         // In steps of half the window, so that there is something to do at once.
-        if self.length < SEQUENCE_MIN || to.saturating_sub(from) < window / 2 {
+        if self.length < MIN_SEQUENCE_FILES || to.saturating_sub(from) < window / 2 {
             return 0..0;
         }
         self.prefetched = to;
@@ -93,7 +93,7 @@ mod tests {
             assert!(prefetched <= index + 1 + WINDOW_FILES);
             let read = index - 9;
             let window = WINDOW_FILES.min(read * WINDOW_PER_FILE_READ);
-            assert!(read < SEQUENCE_MIN || prefetched > index + window / 2, "ahead at {index}");
+            assert!(read < MIN_SEQUENCE_FILES || prefetched > index + window / 2, "ahead at {index}");
         }
         for index in [7, 3, 90, 50, 20, 4000] {
             assert!(detector.advance(index).is_empty());

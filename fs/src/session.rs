@@ -16,7 +16,7 @@ use crate::metrics;
 use crate::ops::{Filesystem, MAX_READ_BYTES};
 use crate::replies::RequestContext;
 use crate::wire::abi::InitOut;
-use crate::wire::flags::{MAJOR, MINOR, MINOR_LEAST, init};
+use crate::wire::flags::{MAJOR, MIN_MINOR, MINOR, init};
 use crate::wire::request::{Operation, Request};
 
 /// The longest request that can be read, in bytes. There are no writes, so requests are short; but one may be a batch of
@@ -72,12 +72,12 @@ pub(crate) fn handshake(device: &Device, passthrough: bool) -> Result<KernelFeat
     else {
         return Err(Error::new(Kind::Unsupported, "the kernel's first request is not INIT"));
     };
-    if major != MAJOR || minor < MINOR_LEAST {
+    if major != MAJOR || minor < MIN_MINOR {
         let _ = device.reply_error(unique, Errno::PROTO);
         return Err(Error::new(
             Kind::Unsupported,
             format!(
-                "the kernel has FUSE {major}.{minor}; bdnfs needs {MAJOR}.{MINOR_LEAST} (Linux 4.20) or later"
+                "the kernel has FUSE {major}.{minor}; bdnfs needs {MAJOR}.{MIN_MINOR} (Linux 4.20) or later"
             ),
         ));
     }

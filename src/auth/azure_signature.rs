@@ -10,7 +10,7 @@ use super::{AuthKey, wrong_service};
 use crate::error::Result;
 
 /// The header with the URL that a copy reads, which has a shared access signature where the request has one.
-const COPY_SOURCE: &str = "x-ms-copy-source";
+const COPY_SOURCE_HEADER: &str = "x-ms-copy-source";
 
 /// The parameters that a shared access signature can have.
 const SAS_PARAMETERS: [&str; 24] = [
@@ -27,14 +27,14 @@ pub(super) fn sign_again(account: &str, request: &mut HttpRequest, key: &AuthKey
     request.headers_mut().remove(AUTHORIZATION);
     let url = without_sas(&request.uri().to_string())?;
     *request.uri_mut() = url.as_str().parse().map_err(|_| invalid_url())?;
-    if let Some(source) = request.headers().get(COPY_SOURCE) {
+    if let Some(source) = request.headers().get(COPY_SOURCE_HEADER) {
         let mut source = without_sas(source.to_str().map_err(|_| invalid_url())?)?;
         if let AzureCredential::SASToken(pairs) = &**key {
             source.query_pairs_mut().extend_pairs(pairs);
         }
         let mut source = HeaderValue::from_str(source.as_str()).map_err(|_| invalid_url())?;
         source.set_sensitive(true);
-        request.headers_mut().insert(COPY_SOURCE, source);
+        request.headers_mut().insert(COPY_SOURCE_HEADER, source);
     }
     AzureAuthorizer::new(key, account).try_authorize(request).map_err(engine_error)
 }
@@ -94,7 +94,7 @@ mod tests {
         if let AzureCredential::SASToken(pairs) = &**key {
             source.query_pairs_mut().extend_pairs(pairs);
         }
-        request.headers_mut().insert(COPY_SOURCE, source.as_str().parse().expect("a header"));
+        request.headers_mut().insert(COPY_SOURCE_HEADER, source.as_str().parse().expect("a header"));
         request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
         AzureAuthorizer::new(key, "account").try_authorize(&mut request).expect("signed");
         request

@@ -29,10 +29,10 @@ use crate::http_client::{
 };
 
 /// The header with what `object_store` signed of the content: its SHA-256, or that it did not.
-const CONTENT_HASH: &str = "x-amz-content-sha256";
+const CONTENT_HASH_HEADER: &str = "x-amz-content-sha256";
 
 /// The header with the session token of a temporary key, which another key may not have.
-const SESSION_TOKEN: &str = "x-amz-security-token";
+const SESSION_TOKEN_HEADER: &str = "x-amz-security-token";
 
 /// The longest response that is read before it is passed on, in bytes. A longer one is not watched.
 const MAX_COLLECTED_BYTES: u64 = 64 << 20;
@@ -221,8 +221,8 @@ fn sign(named: &str, request: &mut HttpRequest, region: &BucketRegion, key: &Aut
     let url = request.uri().to_string().replacen(&host(&region.signed), &host(named), 1);
     *request.uri_mut() = url.parse().map_err(|_| invalid_url())?;
     let AuthKey::Aws(key) = key else { return Ok(()) };
-    request.headers_mut().remove(SESSION_TOKEN);
-    let hash = request.headers().get(CONTENT_HASH).and_then(|hash| hash.to_str().ok());
+    request.headers_mut().remove(SESSION_TOKEN_HEADER);
+    let hash = request.headers().get(CONTENT_HASH_HEADER).and_then(|hash| hash.to_str().ok());
     let hash = hash.and_then(|hash| hash.parse::<Digest>().ok());
     AwsAuthorizer::new(key, "s3", named)
         .with_sign_payload(hash.is_some())
@@ -332,7 +332,7 @@ mod tests {
                 }
             }
             if connector.region.is_some() {
-                request.headers_mut().insert(SESSION_TOKEN, "old token".parse().expect("a header"));
+                request.headers_mut().insert(SESSION_TOKEN_HEADER, "old token".parse().expect("a header"));
             }
             assert_eq!(store.execute(request).await.expect("an answer").status(), StatusCode::OK);
         }

@@ -16,7 +16,8 @@ use crate::tier::{Tier, Urgency};
 /// nowhere), and a file that has changed says so again.
 const INVALID_RESPONSE_LIMIT: u32 = 2;
 
-/// How long a tier may take until its first byte, and again for each block after it, while another is left (DESIGN, section 6).
+/// How long a tier may take until its first byte, and again for each block after it, while another is left (docs/semantics.md,
+/// "Errors and time").
 pub(super) const REQUEST_STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The state of one attempt: which blocks are still missing, and what went wrong.
@@ -34,7 +35,7 @@ pub(super) struct FetchAttempt<'a> {
     /// Whether a tier has sent wrong bytes since the first tier was asked.
     pub(super) wrong_bytes: bool,
     /// How long a tier may stall while another is left. It grows with each that did: the others may be of no help.
-    pub(super) patience: Duration,
+    pub(super) stall_timeout: Duration,
     /// Whether a tier has stalled for that long since the first tier was asked.
     pub(super) stalled: bool,
     /// The tiers that did not serve the blob, each once.
@@ -80,7 +81,7 @@ impl<'a> FetchAttempt<'a> {
             last_arrival: Instant::now(),
             stall_limit,
             wrong_bytes: false,
-            patience: REQUEST_STALL_TIMEOUT,
+            stall_timeout: REQUEST_STALL_TIMEOUT,
             stalled: false,
             refusals: Vec::new(),
         }
@@ -142,17 +143,22 @@ impl<'a> FetchAttempt<'a> {
         self.refusals.iter().any(|refusal| refusal.responses < INVALID_RESPONSE_LIMIT)
     }
 
+    /// When it fails, unless something arrives before.
+    pub(super) fn deadline(&self) -> Instant {
+        self.last_arrival + self.stall_limit
+    }
+
     /// Gives tiers more time after one has stalled: a third of all at the most, so that those below it get their turn.
-    pub(super) fn grow_patience(&mut self) {
+    pub(super) fn grow_stall_timeout(&mut self) {
         if self.stalled {
             let most = (self.stall_limit / 3).max(REQUEST_STALL_TIMEOUT);
-            self.patience = (self.patience * 2).min(most);
+            self.stall_timeout = (self.stall_timeout * 2).min(most);
         }
     }
 
     /// Starts anew after blocks have arrived.
     pub(super) fn reset(&mut self) {
-        self.patience = REQUEST_STALL_TIMEOUT;
+        self.stall_timeout = REQUEST_STALL_TIMEOUT;
         self.refusals.retain(|refusal| refusal.responses >= INVALID_RESPONSE_LIMIT);
     }
 }

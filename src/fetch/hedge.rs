@@ -11,19 +11,19 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
+use super::FetchStep;
 use super::attempt::REQUEST_STALL_TIMEOUT;
 use super::parallelism::{Parallelism, RequestSlot};
 use super::tier_request::{FetchContext, TierRequest};
-use super::{FetchAttempt, FetchStep};
 use crate::block::{Arrival, BLOCK};
 use crate::error::{Error, Kind, Result};
 use crate::extent::Extent;
 use crate::tier::Urgency;
 
-/// A request to the last tier that would not bring a block in this time is useless to a reader, whatever its siblings do.
+/// How long a request to the last tier may take for a block: a slower one is useless to a reader, whatever its siblings do.
 const BLOCK_DEADLINE: Duration = Duration::from_secs(30);
 
-/// A request is behind its siblings when it brings less than this part of what they do on average.
+/// How many times slower than its siblings on average a request is that is behind them.
 const SLOW_REQUEST_RATIO: u64 = 4;
 
 /// One request to a tier, or two at once for the same blocks.
@@ -42,7 +42,7 @@ pub(super) struct Target<'a> {
     pub blob: &'a crate::blob::Blob,
     /// As it is now: readers join while it is under way.
     pub urgency: &'a (dyn Fn() -> Urgency + Sync),
-    pub patience: Duration,
+    pub stall_timeout: Duration,
 }
 
 /// A window of [`REQUEST_STALL_TIMEOUT`], with what had arrived when it began.
@@ -125,7 +125,7 @@ impl<'a> HedgedRequest<'a> {
     /// How long a block may take where another tier is left. The first byte has a window of its own, if it was still
     /// `unanswered` when the block was asked for.
     fn block_timeout(&self, unanswered: bool) -> Duration {
-        self.target.patience + self.first.0.latency.filter(|_| unanswered).unwrap_or_default()
+        self.target.stall_timeout + self.first.0.latency.filter(|_| unanswered).unwrap_or_default()
     }
 
     fn window(&self) -> Window {
@@ -184,12 +184,5 @@ async fn second(second: &mut Option<(TierRequest<'_>, Option<RequestSlot<'_>>)>)
     match second {
         Some((request, _)) => request.next().await,
         None => pending().await,
-    }
-}
-
-impl FetchAttempt<'_> {
-    /// When it fails, unless something arrives before.
-    pub(super) fn deadline(&self) -> Instant {
-        self.last_arrival + self.stall_limit
     }
 }

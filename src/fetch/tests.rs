@@ -263,5 +263,5 @@ async fn fetch_that_fails_at_once_many_times_leaves_the_lower_tier_its_turn() {
     let tier = SlowTier::new(&[unavailable], false);
     let failed = fetch(&ladder(&tier), 0..2, Urgency::Stage, 120).await.expect_err("it stays away");
     assert_eq!(failed.kind(), Kind::Unavailable);
-    assert!(tier.requests.load(Relaxed) > 60, "patience would have overflown: {tier:?}");
+    assert!(tier.requests.load(Relaxed) > 60, "the stall timeout would have overflowed: {tier:?}");
 }

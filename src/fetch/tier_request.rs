@@ -26,7 +26,7 @@ pub(super) struct FetchContext<'a> {
 }
 
 /// The state of a request.
-enum ResponseState<'a> {
+enum RequestState<'a> {
     Pending(BoxFuture<'a, Result<Option<Body>>>),
     Arriving(Body),
     /// The tier does not have it.
@@ -36,7 +36,7 @@ enum ResponseState<'a> {
 /// A body under way, cut into blocks.
 pub(super) struct TierRequest<'a> {
     context: &'a FetchContext<'a>,
-    answer: ResponseState<'a>,
+    state: RequestState<'a>,
     kind: TierKind,
     size: u64,
     began: Instant,
@@ -64,7 +64,7 @@ impl<'a> TierRequest<'a> {
         context.counters.count_request();
         Self {
             context,
-            answer: ResponseState::Pending(tier.fetch(blob, extent.bytes(blob.size), urgency)),
+            state: RequestState::Pending(tier.fetch(blob, extent.bytes(blob.size), urgency)),
             kind: tier.kind(),
             size: blob.size,
             began: Instant::now(),
@@ -87,20 +87,20 @@ impl<'a> TierRequest<'a> {
             if let Some(arrival) = self.cut() {
                 return Ok(Some(arrival));
             }
-            match &mut self.answer {
-                ResponseState::Pending(answer) => {
-                    self.answer = match answer.await? {
-                        Some(body) => ResponseState::Arriving(body),
-                        None => ResponseState::Missing,
+            match &mut self.state {
+                RequestState::Pending(answer) => {
+                    self.state = match answer.await? {
+                        Some(body) => RequestState::Arriving(body),
+                        None => RequestState::Missing,
                     };
                     let latency = self.began.elapsed();
-                    if let ResponseState::Arriving(_) = self.answer {
+                    if let RequestState::Arriving(_) = self.state {
                         self.latency = Some(latency);
                         self.context.counters.record_first_byte(self.kind, latency);
                     }
                 }
-                ResponseState::Missing => return Ok(None),
-                ResponseState::Arriving(body) => match body.next().await.transpose()? {
+                RequestState::Missing => return Ok(None),
+                RequestState::Arriving(body) => match body.next().await.transpose()? {
                     Some(piece) => {
                         self.received += piece.len() as u64;
                         self.context.received.fetch_add(piece.len() as u64, Relaxed);

@@ -14,7 +14,7 @@ use crate::tier::Body;
 /// How much of an error's body is read in search of its code, in bytes.
 pub(crate) const MAX_ERROR_BODY_BYTES: usize = 64 << 10;
 /// The region of a bucket, which S3 tells when it was asked in another.
-const BUCKET_REGION: HeaderName = HeaderName::from_static("x-amz-bucket-region");
+const BUCKET_REGION_HEADER: HeaderName = HeaderName::from_static("x-amz-bucket-region");
 
 /// The TLS library's message on a response that is no TLS.
 const NO_TLS: &str = "corrupt message of type InvalidContentType";
@@ -53,7 +53,7 @@ pub(crate) fn named_region(status: StatusCode, headers: &HeaderMap, text: &str) 
             status == StatusCode::BAD_REQUEST && matches!(code, None | Some("AuthorizationHeaderMalformed"))
         }
     };
-    let region = header(headers, &BUCKET_REGION).or_else(|| element(text, "Region"));
+    let region = header(headers, &BUCKET_REGION_HEADER).or_else(|| element(text, "Region"));
     region.filter(|region| elsewhere && is_region(region)).map(str::to_owned)
 }
 

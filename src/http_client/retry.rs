@@ -20,7 +20,7 @@ const RETRY_DEADLINE: Duration = Duration::from_secs(30);
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(800));
 
 /// The rest of a service's limit of requests, and when it is reset.
-const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const RATE_LIMIT_HEADER: HeaderName = HeaderName::from_static("ratelimit");
 
 /// Retries what a listing asks for after every passing failure, so that a long listing survives it.
 pub(crate) async fn retry_listing<T, F: Future<Output = Result<T>>>(send: impl FnMut() -> F) -> Result<T> {
@@ -89,7 +89,7 @@ pub(super) fn retry_after(response: &Response) -> Option<Duration> {
         };
         value.parse().ok().map(Duration::from_secs).or_else(until)
     });
-    wait.max(header(response.headers(), &RATE_LIMIT).and_then(rate_limit_reset))
+    wait.max(header(response.headers(), &RATE_LIMIT_HEADER).and_then(rate_limit_reset))
 }
 
 /// How long until the last of the limits that are used up is reset: `"api";r=12;t=30, "resolvers";r=0;t=57`

@@ -3,9 +3,9 @@
 use std::fmt;
 
 /// The longest name, in bytes: `NAME_MAX` of Linux.
-pub(super) const MAX_NAME_BYTES: usize = 255;
+pub(crate) const MAX_NAME_BYTES: usize = 255;
 /// The longest path, in bytes: `PATH_MAX` of Linux less its closing NUL.
-pub(super) const MAX_PATH_BYTES: usize = 4095;
+pub(crate) const MAX_PATH_BYTES: usize = 4095;
 
 /// How many bytes of a bad name are shown.
 const MAX_QUOTED_BYTES: usize = 160;

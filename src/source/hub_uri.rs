@@ -12,7 +12,7 @@ use super::uri_format::{below, parts, wrong};
 use crate::error::Result;
 
 /// The longest owner or name, in bytes (`validate_repo_id` of `huggingface_hub`).
-const HUB_NAME_LENGTH_LIMIT: usize = 96;
+const MAX_HUB_NAME_BYTES: usize = 96;
 
 /// The parts of the address of a page that come between a repository and a revision.
 const PAGE_VIEWS: [&str; 5] = ["blob", "tree", "resolve", "raw", "blame"];
@@ -141,7 +141,7 @@ fn assemble(
         return Err(wrong(
             "hf",
             format!(
-                "{id:?} is not of the form owner/name: each has 1 to {HUB_NAME_LENGTH_LIMIT} letters, digits, '_', '-' and '.', none of the \
+                "{id:?} is not of the form owner/name: each has 1 to {MAX_HUB_NAME_BYTES} letters, digits, '_', '-' and '.', none of the \
                  last two at an end, no '--' or '..', no '.git'"
             ),
         ));
@@ -153,7 +153,7 @@ fn assemble(
 /// Whether `part` can be an owner or a name (`validate_repo_id` of `huggingface_hub`).
 fn is_name(part: &str) -> bool {
     let edge = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    part.len() <= HUB_NAME_LENGTH_LIMIT
+    part.len() <= MAX_HUB_NAME_BYTES
         && part.starts_with(edge)
         && part.ends_with(edge)
         && part.chars().all(|c| edge(c) || matches!(c, '-' | '.'))

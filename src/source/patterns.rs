@@ -6,7 +6,7 @@ use super::glob::{Glob, Unit, units};
 use crate::error::{Error, Kind, Result};
 
 /// The longest pattern, in bytes: the longest path is shorter.
-const PATTERN_LENGTH_LIMIT: usize = 4096;
+const MAX_PATTERN_BYTES: usize = 4096;
 
 /// The selection of a source's files: patterns with the meaning of Python's `fnmatch.fnmatchcase`, put together as
 /// `huggingface_hub` does it. `*` crosses `/`, case counts, `dir/` means all below `dir`.
@@ -61,13 +61,13 @@ impl Patterns {
 }
 
 fn globs(texts: &[String]) -> Result<Vec<Glob>> {
-    if let Some(long) = texts.iter().find(|t| t.len() > PATTERN_LENGTH_LIMIT) {
+    if let Some(long) = texts.iter().find(|t| t.len() > MAX_PATTERN_BYTES) {
         let start: String = long.chars().take(40).collect();
         let len = long.len();
         return Err(Error::new(
             Kind::Invalid,
             format!(
-                "the pattern {start:?}... has {len} bytes; the longest that can match has {PATTERN_LENGTH_LIMIT}"
+                "the pattern {start:?}... has {len} bytes; the longest that can match has {MAX_PATTERN_BYTES}"
             ),
         ));
     }

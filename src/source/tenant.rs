@@ -3,7 +3,7 @@
 use crate::error::{Error, Kind, Result};
 
 /// The longest name, in bytes.
-const TENANT_NAME_LENGTH_LIMIT: usize = 64;
+const MAX_TENANT_NAME_BYTES: usize = 64;
 
 /// Checks that `name` can be a tenant's: it becomes the name of a directory and a part of keys.
 ///
@@ -11,11 +11,11 @@ const TENANT_NAME_LENGTH_LIMIT: usize = 64;
 /// [`Kind::Invalid`].
 pub fn check(name: &str) -> Result<()> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
-    if !name.is_empty() && name.len() <= TENANT_NAME_LENGTH_LIMIT && name.chars().all(plain) {
+    if !name.is_empty() && name.len() <= MAX_TENANT_NAME_BYTES && name.chars().all(plain) {
         return Ok(());
     }
     let text = format!(
-        "{name:?} cannot be a tenant: expected up to {TENANT_NAME_LENGTH_LIMIT} letters, digits, '-' and '_'"
+        "{name:?} cannot be a tenant: expected up to {MAX_TENANT_NAME_BYTES} letters, digits, '-' and '_'"
     );
     Err(Error::new(Kind::Invalid, text))
 }

@@ -5,12 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::MOUNT_KEY;
 use crate::error::{Error, Kind, Result};
+use crate::manifest::{MAX_NAME_BYTES, MAX_PATH_BYTES};
 use crate::source::{Diagnostic, Diagnostics, DocumentPath, Severity, TreeLayout, Uri};
-
-/// The longest path that Linux takes, in bytes (`PATH_MAX` without its NUL).
-const PATH_LENGTH_LIMIT: usize = 4095;
-/// The longest name that Linux takes, in bytes (`NAME_MAX`).
-const NAME_LENGTH_LIMIT: usize = 255;
 
 /// Directories that a system needs; a mount would hide their content.
 const SYSTEM_DIRECTORIES: [&str; 14] =
@@ -53,9 +49,9 @@ fn clean(text: &str) -> std::result::Result<PathBuf, String> {
         return Err("is the root, and a mount there hides the whole system; write /models/name".into());
     }
     let path = format!("/{}", parts.join("/"));
-    if path.len() > PATH_LENGTH_LIMIT || parts.iter().any(|part| part.len() > NAME_LENGTH_LIMIT) {
+    if path.len() > MAX_PATH_BYTES || parts.iter().any(|part| part.len() > MAX_NAME_BYTES) {
         return Err(format!(
-            "is too long: {PATH_LENGTH_LIMIT} bytes at most, {NAME_LENGTH_LIMIT} between two slashes"
+            "is too long: {MAX_PATH_BYTES} bytes at most, {MAX_NAME_BYTES} between two slashes"
         ));
     }
     Ok(path.into())

@@ -42,3 +42,13 @@ pub mod test_env;
 pub mod tools;
 pub mod tree;
 pub mod web;
+
+use std::path::{Path, PathBuf};
+
+/// 2^20 bytes.
+pub const MIB: usize = 1 << 20;
+
+/// The directory of bdnfs's sources.
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}

@@ -1,12 +1,12 @@
 //! `docs/openapi.json`, and whether what an agent answers is as it says.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use boon::{Compiler, Schemas};
 use serde_json::Value;
 
 use crate::agent::{AgentProcess, ApiResponse};
+use crate::repository;
 
 /// What the document is known as to the validator.
 const NAME: &str = "http://bdnfs/openapi.json";
@@ -24,7 +24,7 @@ impl OpenApi {
     /// # Panics
     /// When it is none.
     pub fn read() -> Self {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/openapi.json");
+        let path = repository().join("docs/openapi.json");
         let text = std::fs::read_to_string(&path).expect("docs/openapi.json");
         let document = serde_json::from_str(&text).expect("docs/openapi.json is JSON");
         Self { document, asked: BTreeSet::new() }

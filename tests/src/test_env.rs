@@ -34,6 +34,14 @@ impl TestEnv {
         Self { machine, proxy, s3, root }
     }
 
+    /// An environment whose bucket has one file of `len` bytes, mounted, nothing of it local; with its bytes and its path.
+    pub fn mount_cold(len: usize) -> (Self, Vec<u8>, PathBuf) {
+        let env = Self::new();
+        let bytes = env.put("weights.bin", len);
+        let point = env.machine.mount("s3://bucket", "mnt");
+        (env, bytes, point.join("weights.bin"))
+    }
+
     /// Another machine that may read it, and write it.
     pub fn second_machine(&self) -> Machine {
         Machine::new().s3(&self.proxy.url(), &Keys::sample())

@@ -25,14 +25,14 @@ use tokio::net::UnixStream;
 use super::cluster::ClusterStatus;
 use super::{AgentStatus, Failure, Health, MountInfo, MountRequest, StageStatus};
 
-/// Status is answered from memory and the local disk; an agent that takes longer is stuck.
+/// How long the status may take: it is answered from memory and the local disk, and an agent that takes longer is stuck.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
-/// Health is answered from memory: less than the timeout of a probe, even on a busy machine.
+/// How long the health may take: it is answered from memory, in less than the timeout of a probe even on a busy machine.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(8);
 /// How long an agent may take to say that it lives, before it is asked for what may take long. One that is stopped never does; one
 /// that starts may wait for its fd store first.
 const LIVENESS_TIMEOUT: Duration = Duration::from_secs(10);
-/// A status of ten thousand mounts is far below this.
+/// The longest response, in bytes: a status of ten thousand mounts is far below this.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// A client of the agent that listens at a control socket.

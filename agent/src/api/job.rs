@@ -13,7 +13,7 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
 pub use super::deploy_report::{BytesByTier, DeployReport, PhaseSeconds, SourceReport, Verdict};
-pub use super::job_log::{LOG_OFFSET, LOG_STREAM, LogChunk, OutputStream};
+pub use super::job_log::{LOG_OFFSET_HEADER, LOG_STREAM_HEADER, LogChunk, OutputStream};
 pub use super::saving::{CheckpointRequest, SaveReport};
 pub use super::training::TrainingIdentity;
 use super::{Failure, MirrorRequest, Weights};
@@ -201,8 +201,8 @@ impl JobExit {
 
 /// The exit code of a command that runs a job which did not complete, where the job's own commands do not say another.
 pub const NOT_COMPLETED_CODE: u8 = 125;
-/// The number that a shell adds to a signal's for the exit code of the command that it ended.
-const SIGNAL_CODE_BASE: i32 = 128;
+/// The number that a shell adds to a signal's for the exit code of the command that it ended; commands' own codes are less.
+pub(crate) const SIGNAL_CODE_BASE: i32 = 128;
 
 /// The status of a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -1,10 +1,10 @@
 //! The output of a job, as it travels over the control socket.
 
 /// The header that says with which byte of all that a job printed an answer begins.
-pub const LOG_OFFSET: axum::http::HeaderName = axum::http::HeaderName::from_static("bdnfs-from");
+pub const LOG_OFFSET_HEADER: axum::http::HeaderName = axum::http::HeaderName::from_static("bdnfs-from");
 
 /// The header that says on which stream a job printed an answer: `stdout` or `stderr`.
-pub const LOG_STREAM: axum::http::HeaderName = axum::http::HeaderName::from_static("bdnfs-stream");
+pub const LOG_STREAM_HEADER: axum::http::HeaderName = axum::http::HeaderName::from_static("bdnfs-stream");
 
 /// A stream that a job prints on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -101,7 +101,7 @@ impl WritableDirectory {
     }
 }
 
-/// A volume.
+/// One volume of a container, from its request until all is saved.
 #[derive(Debug)]
 pub struct ContainerVolume {
     /// The key of the volume.
@@ -121,7 +121,7 @@ pub struct ContainerVolume {
     locks: Mutex<Vec<File>>,
 }
 
-/// How far a volume is.
+/// The progress of a volume.
 #[derive(Clone, Debug, Default)]
 struct State {
     step: ContainerVolumeStep,

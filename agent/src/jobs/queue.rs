@@ -31,7 +31,7 @@ use crate::telemetry::scrape::SavingScrape;
 use crate::volumes::{Volumes, flock_probe};
 
 /// Subdirectory of the cache with one directory for each job.
-const JOBS_DIRECTORY: &str = "jobs";
+const JOB_RECORDS_DIRECTORY: &str = "jobs";
 /// How many jobs that have ended are kept.
 const ENDED_JOBS_KEPT: usize = 200;
 /// How long the status of a job is held back for another event.
@@ -81,8 +81,9 @@ impl JobQueue {
         scrub_interval: Duration,
     ) -> Result<Self> {
         let cache = &mounts.mounter().cache;
-        let (directory, records) = (cache.join(JOBS_DIRECTORY), Records::<JobRecord>::open(cache, "jobs")?);
-        let made = CacheDirectory::open(cache)?.subdirectory(JOBS_DIRECTORY);
+        let (directory, records) =
+            (cache.join(JOB_RECORDS_DIRECTORY), Records::<JobRecord>::open(cache, "jobs")?);
+        let made = CacheDirectory::open(cache)?.subdirectory(JOB_RECORDS_DIRECTORY);
         made.with_context(|| format!("cannot create {}", directory.display()))?;
         let restore = |record| Arc::new(Job::restore(record, &directory, &admission));
         let restored = records.all()?.into_iter().map(|(_, record)| restore(record));

@@ -62,11 +62,11 @@ impl FailedMount {
 }
 
 /// The kind of their records.
-const KIND: &str = "mounts";
+const MOUNT_RECORD_KIND: &str = "mounts";
 
 /// The mount points of a persistent agent with the cache directory `cache`, whether or not it runs. Reads the local disk.
 pub fn recorded_mountpoints(cache: &Path) -> Vec<PathBuf> {
-    let records = Records::<MountRecord>::peek(cache, KIND);
+    let records = Records::<MountRecord>::peek(cache, MOUNT_RECORD_KIND);
     records
         .into_iter()
         .filter(|record| record.lease_until.is_none())
@@ -85,7 +85,7 @@ impl MountRecords {
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub fn open(cache: &Path, persistent: bool) -> Result<Self> {
-        let records = persistent.then(|| Records::open(cache, KIND).map(Arc::new));
+        let records = persistent.then(|| Records::open(cache, MOUNT_RECORD_KIND).map(Arc::new));
         records.transpose().map(Self)
     }
 

@@ -11,7 +11,7 @@ use crate::api::publication::{NamedSource, PublicationRequest, PublicationStatus
 use crate::api::{ApiResult, Failure};
 
 /// The prefix of the keys of their publications.
-const KEY_PREFIX: &str = "source-";
+const SOURCE_KEY_PREFIX: &str = "source-";
 
 /// A source that has a name.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub struct SourceConfig {
 
 impl SourceConfig {
     fn key(&self) -> String {
-        format!("{KEY_PREFIX}{}", self.name)
+        format!("{SOURCE_KEY_PREFIX}{}", self.name)
     }
 }
 
@@ -70,7 +70,7 @@ impl Publications {
             let source = self.config.sources.iter().find(|source| source.key() == key);
             source.zip(published).is_some_and(|(source, published)| published.is_same(&source.request))
         };
-        for publication in self.all().iter().filter(|one| one.key.starts_with(KEY_PREFIX)) {
+        for publication in self.all().iter().filter(|one| one.key.starts_with(SOURCE_KEY_PREFIX)) {
             if !is_configured(&publication.key) || publication.failure().is_some() {
                 let _ = self.unpublish(&publication.key).await;
             }

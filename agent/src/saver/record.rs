@@ -43,7 +43,7 @@ pub struct SaverRecord {
     pub ended: Option<DateTime<Utc>>,
 }
 
-/// In which state a checkpoint was saved.
+/// The state in which a checkpoint was saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedState {
     /// The digest of all that it consists of, with versions.
@@ -53,7 +53,7 @@ pub struct SavedState {
     pub complete: bool,
 }
 
-/// In which state a checkpoint is sealed.
+/// The state in which a checkpoint is sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SealedState {
     /// The digest of all that it consists of, with versions.

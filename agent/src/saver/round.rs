@@ -29,7 +29,7 @@ const SCAN_PAUSE_FACTOR: u32 = 5;
 /// The longest time in which no scan runs: it also finds that the job has ended.
 const MAX_SCAN_PAUSE: Duration = Duration::from_secs(10);
 /// How long each saver tries at least before it gives up.
-const GIVE_UP_MIN: Duration = Duration::from_secs(60);
+const MIN_GIVE_UP_TIME: Duration = Duration::from_secs(60);
 /// The most that a tracker holds, in bytes.
 const MAX_TRACKER_BYTES: u64 = 4096;
 
@@ -374,7 +374,7 @@ impl Saver {
         let give_up = self.context.order.give_up;
         // An earlier saver may have found the end.
         let since = self.record.ended.and_then(|ended| (Utc::now() - ended).to_std().ok());
-        let is_over = since.is_some_and(|since| since >= give_up && at.elapsed() >= GIVE_UP_MIN);
+        let is_over = since.is_some_and(|since| since >= give_up && at.elapsed() >= MIN_GIVE_UP_TIME);
         if !is_asked && !is_hopeless && !is_over && at.elapsed() < give_up {
             return false;
         }

@@ -25,7 +25,7 @@ use super::record::{self, SEALS_DIRECTORY, SavedState, SealedState};
 use crate::mirror::{self, MIRROR_CONFIG};
 
 /// The most that a marker holds, in bytes: the Trainer's has a line for each step that it logged.
-const MARKER_MAX_BYTES: u64 = 64 << 20;
+const MAX_MARKER_BYTES: u64 = 64 << 20;
 
 /// The parts that every upload of a saver needs.
 #[derive(Debug)]
@@ -151,7 +151,7 @@ impl SaveContext {
     pub fn is_last_written_marker(&self, seal: &Seal) -> bool {
         let mut markers = seal.last_markers().peekable();
         let is_whole = |EncodedPath(path): &EncodedPath| {
-            let content = self.directory.read_small(path, MARKER_MAX_BYTES).ok().flatten();
+            let content = self.directory.read_small(path, MAX_MARKER_BYTES).ok().flatten();
             content.is_some_and(|content| is_whole_marker(path, &content))
         };
         markers.peek().is_some() && markers.all(is_whole)

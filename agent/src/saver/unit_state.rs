@@ -16,7 +16,7 @@ use super::save_context::whole_of_remainder;
 /// How long a unit may be written to without being sealed before that is reported.
 const UNSEALED_REPORT_DELAY: Duration = Duration::from_secs(60);
 
-/// The intact unit of which a remainder is left.
+/// The state of a unit before its job began to delete it.
 pub enum IntactUnit {
     /// The state that is saved.
     Saved,
@@ -66,8 +66,8 @@ impl Saver {
         !blocking(move || Ok(context.is_last_written_marker(&seal))).await.is_ok_and(|it| it)
     }
 
-    /// Of what a unit is what its job has left so far, deleting it; `None` where it is no such thing. Less than what is saved never
-    /// replaces that; of what is not, it is saved, and is not complete.
+    /// The state of which a unit is a remainder: what its job, which deletes it, has left so far. `None` where it is no remainder.
+    /// One of a saved state never replaces that; one of a state that is not saved is saved, and is not complete.
     pub(super) async fn remainder_of(
         &mut self,
         name: &str,

@@ -8,13 +8,13 @@ use anyhow::{Context, Result};
 use bdnfs::source::{HubAccess, Secret};
 
 /// The variables that hold a token, by precedence.
-pub const TOKENS: [&str; 2] = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"];
+pub const TOKEN_VARIABLES: [&str; 2] = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"];
 
 /// Loads the Hub's endpoint and token from the environment, else the token of the file that `hf auth login` writes; no token
 /// where requests are to be anonymous.
 pub fn load(anonymous: bool, env: impl Fn(&str) -> Option<String>) -> Result<HubAccess> {
     let set = |name: &str| env(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
-    let token = match TOKENS.iter().find_map(|name| set(name)) {
+    let token = match TOKEN_VARIABLES.iter().find_map(|name| set(name)) {
         _ if anonymous => None,
         Some(token) => Some(token),
         None => token_file(set).map(read).transpose()?.flatten(),

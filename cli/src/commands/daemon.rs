@@ -9,7 +9,7 @@ use bdnfs_agent::{AgentConfig, AgentServer};
 
 use crate::cache::CacheArgs;
 use crate::runtime;
-use crate::spawn::READY;
+use crate::spawn::READY_MESSAGE;
 
 /// How long a new agent waits for its first mount.
 const FIRST_MOUNT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -39,7 +39,7 @@ async fn serve(setup: AgentConfig) -> Result<()> {
             return if failure.is(Kind::Busy) { Ok(()) } else { Err(failure.into()) };
         }
     };
-    report(READY)?;
+    report(READY_MESSAGE)?;
     agent.continue_when_stopped();
     let alive = agent.keep_alive();
     let requested = agent.first_request();

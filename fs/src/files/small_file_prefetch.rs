@@ -32,7 +32,7 @@ const MAX_PENDING_BYTES: usize = 32 << 20;
 const MIN_COUNTED_BYTES: u64 = 16 << 10;
 
 /// How long nothing is fetched ahead after something could not be stored, or not be had: it would be fetched again by its readers.
-const PAUSE: Duration = Duration::from_secs(10);
+const PREFETCH_FAILURE_PAUSE: Duration = Duration::from_secs(10);
 
 /// The prefetch of a mount's files.
 #[derive(Debug)]
@@ -116,7 +116,7 @@ impl SmallFilePrefetch {
                 tracing::debug!(%error, "a file could not be fetched ahead of its reader");
                 // A file that has changed says nothing of the others.
                 if !matches!(error.kind(), Kind::Changed | Kind::NotFound | Kind::Refused | Kind::Corrupt) {
-                    *this.paused_until.lock() = Some(Instant::now() + PAUSE);
+                    *this.paused_until.lock() = Some(Instant::now() + PREFETCH_FAILURE_PAUSE);
                 }
             }
         });

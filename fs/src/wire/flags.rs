@@ -6,7 +6,7 @@ pub(crate) const MAJOR: u32 = 7;
 pub(crate) const MINOR: u32 = 40;
 /// The oldest minor version that is served: 7.28 (Linux 4.20) brought requests of more than 128 KiB and
 /// cached symbolic links, and all structures used here have had their present size since.
-pub(crate) const MINOR_LEAST: u32 = 28;
+pub(crate) const MIN_MINOR: u32 = 28;
 
 /// INIT flags, the kernel's offer and our choice of it. The upper half travels as `flags2`.
 pub(crate) mod init {

@@ -6,14 +6,13 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use axum::http::StatusCode;
+use bdnfs_tests::MIB;
 use bdnfs_tests::agent::AgentProcess;
 use bdnfs_tests::fault::ServerFault;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::test_env::TestEnv;
-
-const MIB: usize = 1 << 20;
 
 /// A page of metrics: the value of each sample by its name and labels, as they are written.
 struct MetricsPage {

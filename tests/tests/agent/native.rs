@@ -8,14 +8,13 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::{drop_caches, is_mounted};
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::{assert_same_tree, regular_files, write_file, write_odd_tree, write_tree};
-
-const MIB: usize = 1 << 20;
 
 /// The type of the file system at `point`.
 fn kind(point: &Path) -> String {

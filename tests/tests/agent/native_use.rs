@@ -5,13 +5,12 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::{drop_caches, is_mounted};
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::rot::largest_files;
 use bdnfs_tests::tree::{assert_same, assert_same_tree, write_file, write_tree};
-
-const MIB: usize = 1 << 20;
 
 /// The output of `command`, which succeeds.
 fn prints(command: &mut Command) -> String {

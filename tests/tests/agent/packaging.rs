@@ -2,16 +2,13 @@
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use bdnfs_tests::machine::Machine;
+use bdnfs_tests::repository;
 use bdnfs_tests::tools::{cannot_run, program, run, target};
 use bdnfs_tests::tree::write_file;
-
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
 
 /// The unit that comes with the agent.
 fn unit() -> String {

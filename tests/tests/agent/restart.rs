@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::{is_local, is_mounted};
 use bdnfs_tests::process::{eventually, wait_for_exit};
@@ -12,8 +13,6 @@ use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::{assert_same, assert_same_file, assert_same_tree, write_tree};
-
-const MIB: usize = 1 << 20;
 
 const GONE: NetworkFault =
     NetworkFault { refuse: true, frozen: false, delay: std::time::Duration::ZERO, rate: None, cut: None };

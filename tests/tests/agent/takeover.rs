@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::agent::AgentProcess;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::{drop_caches, is_local, is_mounted};
@@ -17,8 +18,6 @@ use bdnfs_tests::tools::program;
 use bdnfs_tests::tree::{Rng, assert_same, assert_same_tree, write_tree};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
-
-const MIB: usize = 1 << 20;
 
 /// Slow enough that there is always something under way.
 pub(super) const SLOW: NetworkFault =

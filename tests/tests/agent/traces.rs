@@ -2,13 +2,12 @@
 
 use std::fs;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::collector::{CollectedSpan, TraceCollector};
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::test_env::TestEnv;
-
-const MIB: usize = 1 << 20;
 
 /// The way of one span up to where its trace begins, itself first.
 fn span_path(spans: &[CollectedSpan], from: &CollectedSpan) -> Vec<CollectedSpan> {

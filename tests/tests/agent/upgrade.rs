@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::PathBuf;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::cluster::{ClusterHost, TestCluster};
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::{drop_caches, is_mounted};
@@ -17,7 +18,6 @@ use bdnfs_tests::tree::{assert_same_tree, write_tree};
 
 use crate::takeover::SLOW;
 
-const MIB: usize = 1 << 20;
 /// How often one build takes over from the other: each way, as agent and as fd store, after a crash and after a restart.
 const TAKEOVERS: usize = 6;
 

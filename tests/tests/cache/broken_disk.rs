@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::disk::LoopDisk;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::is_local;
@@ -11,7 +12,6 @@ use bdnfs_tests::process::wait_for_exit;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::assert_same;
 
-const MIB: usize = 1 << 20;
 const DISK_BYTES: u64 = 1 << 30;
 
 /// Thaws a disk before all else that a test drops: processes that wait for it can't end.

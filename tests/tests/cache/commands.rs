@@ -4,13 +4,12 @@ use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::is_local;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::{assert_same, assert_same_tree, total_bytes, write_file};
 use serde_json::Value;
-
-const MIB: usize = 1 << 20;
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("ours are text")

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::large_bucket::LargeBucket;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::is_mounted;
@@ -11,8 +12,6 @@ use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::assert_same_tree;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
-
-const MIB: usize = 1 << 20;
 
 /// A small disk. It goes when it is dropped.
 struct Tmpfs(TempDir);

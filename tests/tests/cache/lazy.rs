@@ -6,13 +6,12 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::mounts::{drop_caches, is_local};
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tools::{program, run};
 use bdnfs_tests::tree::{assert_same, assert_same_tree, regular_files, total_bytes, write_tree};
-
-const MIB: usize = 1 << 20;
 
 #[test]
 fn file_never_opened_is_never_fetched() {

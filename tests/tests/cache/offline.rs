@@ -4,12 +4,12 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::command_output::CommandOutput;
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::{assert_same, assert_same_tree};
 
-const MIB: usize = 1 << 20;
 const GONE: NetworkFault =
     NetworkFault { frozen: false, delay: Duration::ZERO, rate: None, cut: None, refuse: true };
 const MIRRORED: [&str; 2] = ["--mirror", "s3://mirror"];

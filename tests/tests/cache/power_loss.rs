@@ -5,13 +5,13 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::disk::LoopDisk;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::wait_for_exit;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::{Rng, assert_same_tree, write_file};
 
-const MIB: usize = 1 << 20;
 /// Room for all that a test writes.
 const DISK_BYTES: u64 = 1 << 30;
 

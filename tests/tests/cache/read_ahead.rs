@@ -6,6 +6,7 @@ use std::process::Stdio;
 use std::thread::sleep;
 use std::time::Duration;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::fault::ServerFault;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
@@ -16,7 +17,6 @@ use bdnfs_tests::tools::program;
 use bdnfs_tests::tree::{assert_same, assert_same_tree, total_bytes, write_file};
 use tempfile::TempDir;
 
-const MIB: usize = 1 << 20;
 const SHARDS: usize = 6;
 
 fn shard(number: usize) -> String {

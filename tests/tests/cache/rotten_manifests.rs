@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::command_output::CommandOutput;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::drop_caches;
@@ -11,7 +12,6 @@ use bdnfs_tests::rot::flip_byte;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::{assert_same, assert_same_tree};
 
-const MIB: usize = 1 << 20;
 /// Where a manifest's entries have the low byte of the slice of the second: after the header and the root.
 const SLICE_OFFSET: u64 = 64 + 48 + 16;
 

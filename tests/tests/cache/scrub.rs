@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::drop_caches;
 use bdnfs_tests::process::eventually;
@@ -9,8 +10,6 @@ use bdnfs_tests::rot::{flip_byte, largest_file, largest_files};
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::{assert_same, write_file};
 use rustix::process::{Signal, kill_process};
-
-const MIB: usize = 1 << 20;
 
 #[test]
 fn scrubber_with_rot_at_rest_repairs_a_mounted_file() {

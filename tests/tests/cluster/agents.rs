@@ -5,6 +5,7 @@ use std::path::Path;
 use bdnfs::peer::client::http::HttpPeerClient;
 use bdnfs::peer::identity::Identity;
 use bdnfs::peer::{Member, token};
+use bdnfs_tests::MIB;
 use bdnfs_tests::agent::AgentProcess;
 use bdnfs_tests::ca::TestCa;
 use bdnfs_tests::machine::Machine;
@@ -17,7 +18,6 @@ use serde_json::Value;
 
 use crate::trust;
 
-const MIB: u64 = 1 << 20;
 const MIRROR: &str = "[mirror]\nurl = \"s3://mirror\"\n[cluster]\n";
 
 /// An agent on a machine of its own.
@@ -72,7 +72,7 @@ impl AgentNode {
 #[test]
 fn agents_with_certificates_share_blocks_and_leave() {
     let env = TestEnv::new();
-    env.put("weights", 20 * MIB as usize + 3);
+    env.put("weights", 20 * MIB + 3);
     env.put("config", 1000);
     env.mirror();
     let ca = TestCa::with(&["a", "b"], "default");
@@ -93,7 +93,7 @@ fn agents_with_certificates_share_blocks_and_leave() {
     a.stage(&env);
     b.stage(&env);
     let read = env.mirrored().bytes;
-    assert!((20 * MIB..25 * MIB).contains(&read), "the second has it of the first: {read}");
+    assert!((20 * MIB as u64..25 * MIB as u64).contains(&read), "the second has it of the first: {read}");
     // But for what it had fetched for the first.
     assert!(b.traffic("peer") > 0 && b.traffic("mirror") == 0, "{}", b.agent.status());
     assert!(b.cluster()["asked"]["asked"].as_u64().expect("a number") > 0);
@@ -109,7 +109,7 @@ fn agents_with_certificates_share_blocks_and_leave() {
 #[test]
 fn agent_whose_job_has_ended_serves_the_snapshot_to_others() {
     let env = TestEnv::new();
-    let size = (60 * MIB) as usize;
+    let size = 60 * MIB;
     env.put("weights", size);
     env.put("config", 1000);
     env.mirror();
@@ -177,7 +177,7 @@ fn agent_whose_job_has_ended_serves_the_snapshot_to_others() {
 #[test]
 fn agents_without_certificates_warn_and_bind_loopback() {
     let env = TestEnv::new();
-    env.put("weights", 3 * MIB as usize);
+    env.put("weights", 3 * MIB);
     env.mirror();
     let a = AgentNode::start(&env, &[], "id = \"a\"\ninsecure = true");
     a.sees(&["a"]);
@@ -214,7 +214,7 @@ fn agents_without_certificates_warn_and_bind_loopback() {
 #[tokio::test(flavor = "multi_thread")]
 async fn agent_asked_by_stranger_or_other_tenant_answers_nothing() {
     let env = TestEnv::new();
-    let content = env.put("weights", 3 * MIB as usize + 3);
+    let content = env.put("weights", 3 * MIB + 3);
     env.mirror();
     let ca = TestCa::with(&["a", "friend", "node"], "default");
     for line in [
@@ -235,10 +235,10 @@ async fn agent_asked_by_stranger_or_other_tenant_answers_nothing() {
     };
     let identity = |id, authority| Identity::open(trust::signed(&ca, id, authority)).expect("a certificate");
     let client = |id, authority| HttpPeerClient::new(identity(id, authority)).expect("a client");
-    let absent = vec![7; 5 * MIB as usize];
+    let absent = vec![7; 5 * MIB];
     let get = |client, tenant, content| trust::get_of(client, peer(), tenant, snapshot, content);
     let first = get(client("friend", "ca"), "default", &content).await.expect("served").expect("there");
-    assert!(first == content[..MIB as usize], "what a friend gets is right");
+    assert!(first == content[..MIB], "what a friend gets is right");
     for (content, what) in [(&content[..], "what is there"), (&absent, "what isn't")] {
         for tenant in ["default", "red"] {
             let got = get(client("red", "ca"), tenant, content).await.expect("an answer");
@@ -253,7 +253,7 @@ async fn agent_asked_by_stranger_or_other_tenant_answers_nothing() {
             refused.expect_err(what);
         }
     }
-    assert_eq!(a.cluster()["sent"].as_u64(), Some(MIB), "nobody else got a byte");
+    assert_eq!(a.cluster()["sent"].as_u64(), Some(MIB as u64), "nobody else got a byte");
     // Nor does a stranger get to know who is there, or make itself known.
     let x = AgentNode::start(&env, &[&a], &ca.lines("stranger", "other"));
     assert_eq!(x.states(), [("stranger".to_owned(), "alive".to_owned())]);
@@ -263,7 +263,7 @@ async fn agent_asked_by_stranger_or_other_tenant_answers_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn agent_with_new_certificate_serves_its_tenants() {
     let env = TestEnv::new();
-    let content = env.put("weights", 3 * MIB as usize + 3);
+    let content = env.put("weights", 3 * MIB + 3);
     env.mirror();
     let ca = TestCa::with(&["friend"], "default");
     let issue = |tenants: &str| {

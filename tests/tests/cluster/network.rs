@@ -13,6 +13,7 @@ use bdnfs::peer::server::{BlockProvider, PeerServer};
 use bdnfs::peer::wire::BlockRequest;
 use bdnfs::peer::{Member, PROTOCOL, token};
 use bdnfs::tier::Body;
+use bdnfs_tests::MIB;
 use bdnfs_tests::cluster::{ClusterHost, PORT, TestCluster};
 use bdnfs_tests::dns::Dns;
 use bdnfs_tests::machine::Machine;
@@ -26,7 +27,6 @@ use rustix::process::{Signal, kill_process};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
-const MIB: usize = 1 << 20;
 /// A large file, of which each node owns some groups, one of less than a group, and a small one.
 const OBJECTS: [(&str, usize); 3] = [("large", 24 * MIB), ("medium", 3 * MIB + 5), ("small", 1000)];
 

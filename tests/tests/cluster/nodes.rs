@@ -29,6 +29,7 @@ use bdnfs::source::{Access, Patterns, S3Access, Secret};
 use bdnfs::tier::lazy_origin::OriginOpener;
 use bdnfs::tier::memory::MemoryTier;
 use bdnfs::tier::{Body, Urgency};
+use bdnfs_tests::MIB;
 use bdnfs_tests::s3::{Keys, S3Server};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -39,7 +40,6 @@ use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-pub const MIB: usize = 1 << 20;
 const TENANT: &str = "tenant";
 
 /// Some nodes, and the mirror with one snapshot that they share.

@@ -1,8 +1,9 @@
 //! Nodes that serve each other.
 
+use bdnfs_tests::MIB;
 use std::time::Duration;
 
-use crate::nodes::{InProcessCluster, MIB};
+use crate::nodes::InProcessCluster;
 
 /// How often a cluster may read the mirror: once, and some blocks again where a loaded machine delays a peer by over a second.
 /// Without peers it is once a node.

@@ -3,10 +3,11 @@
 use std::fs;
 use std::process::Command;
 
+use bdnfs_tests::repository;
 use bdnfs_tests::tools::run;
 use tempfile::TempDir;
 
-use crate::chart::{repository, tool, validate};
+use crate::chart::{tool, validate};
 
 /// Commands of the page that are not run here, by how they begin, and why.
 const EXEMPT: [(&str, &str); 5] = [

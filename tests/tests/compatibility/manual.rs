@@ -4,9 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::repository;
 
 /// The files below `directory` whose names end in `.suffix`, but for what is built.
 fn files(directory: &Path, suffix: &str) -> Vec<PathBuf> {
@@ -261,6 +260,68 @@ fn runtime_pages_have_tests_that_run_their_blocks() {
             prose.flat_map(|prose| prose.split("\n\n").filter(|part| part.starts_with("    "))).collect();
         assert!(indented.is_empty(), "docs/{page} has blocks without fences: {indented:?}");
     }
+}
+
+/// The words of `command` and of each command below it, with their help.
+fn helps(machine: &Machine, command: &[String]) -> Vec<(Vec<String>, String)> {
+    let words: Vec<_> = command.iter().map(String::as_str).chain(["--help"]).collect();
+    let help = machine.run(&words).succeeds();
+    let list = help.split("\nCommands:\n").nth(1).map(|rest| rest.split("\n\n").next().unwrap());
+    let names =
+        list.unwrap_or_default().lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+    let below = names.filter(|name| !["", "help"].contains(name)).flat_map(|name| {
+        let words: Vec<_> = command.iter().cloned().chain([name.to_owned()]).collect();
+        // `bench` runs another program, which has a page of its own.
+        if name == "bench" { Vec::new() } else { helps(machine, &words) }
+    });
+    let below: Vec<_> = below.collect();
+    [(command.to_vec(), help)].into_iter().chain(below).collect()
+}
+
+/// The long options that a help lists.
+fn long_options(help: &str) -> impl Iterator<Item = &str> {
+    // Text that goes on in the next line is indented more.
+    let options =
+        help.lines().filter(|line| line.find('-').is_some_and(|at| at <= 6 && line[..at].trim().is_empty()));
+    let names = options.filter_map(|line| line.split([' ', ',']).find(|word| word.starts_with("--")));
+    // What may be repeated has dots behind it.
+    names.map(|name| name.trim_end_matches('.'))
+}
+
+/// Whether `text` has the option, and not only a longer one.
+fn has_option(text: &str, option: &str) -> bool {
+    let is_end = |rest: &str| !rest.starts_with(|letter: char| letter.is_ascii_lowercase() || letter == '-');
+    text.match_indices(option).any(|(at, _)| is_end(&text[at + option.len()..]))
+}
+
+#[test]
+fn commands_page_has_every_option_of_every_command() {
+    let page = read("docs/commands.md");
+    let (introduction, sections) = page.split_once("\n## ").unwrap();
+    let section = |command: &str| {
+        let of_command = |text: &&str| {
+            let head = text.lines().next().unwrap();
+            head.split_once("bdnfs ").is_some_and(|(_, rest)| rest.split(' ').next() == Some(command))
+        };
+        sections.split("\n## ").filter(of_command).collect::<Vec<_>>().join("\n")
+    };
+    // A section that refers to those of `mount` and `mirror` has their options, too.
+    let text = |command: &str| {
+        let own = section(command);
+        let has_mirror = own.contains("`bdnfs mirror`") || own.contains("(#bdnfs-mirror)");
+        let has_mount = has_mirror || own.contains("`mount`");
+        let others = [("mirror", has_mirror), ("mount", has_mount)].into_iter().filter(|(_, has)| *has);
+        others.fold(format!("{introduction}\n{own}"), |text, (other, _)| text + &section(other))
+    };
+    let helps = helps(&Machine::new(), &[]);
+    assert!(helps.len() > 50, "{} commands", helps.len());
+    let mut missing = Vec::new();
+    for (words, help) in &helps {
+        let text = text(words.first().map_or("", String::as_str));
+        let options = long_options(help).filter(|option| *option != "--help" && !has_option(&text, option));
+        missing.extend(options.map(|option| format!("{} {option}", words.join(" "))));
+    }
+    assert!(missing.is_empty(), "docs/commands.md lacks options: {missing:#?}");
 }
 
 #[test]

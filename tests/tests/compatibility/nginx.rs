@@ -5,13 +5,12 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::tools::{program, run, target};
 use bdnfs_tests::tree::{assert_same, assert_same_tree, regular_files, write_file, write_tree};
 use tempfile::TempDir;
-
-const MIB: usize = 1 << 20;
 
 /// nginx over a directory of files, on one port with TLS and on another without.
 struct Nginx {

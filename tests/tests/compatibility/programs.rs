@@ -3,20 +3,11 @@
 use std::fs;
 use std::path::Path;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tools::{program, python, run};
 use bdnfs_tests::tree::{assert_same, assert_same_tree, write_file, write_odd_tree, write_tree};
-
-const MIB: usize = 1 << 20;
-
-/// A bucket with one file of `len` bytes, mounted, nothing of it local.
-fn cold(len: usize) -> (TestEnv, Vec<u8>, std::path::PathBuf) {
-    let env = TestEnv::new();
-    let bytes = env.put("weights.bin", len);
-    let point = env.machine.mount("s3://bucket", "mnt");
-    (env, bytes, point.join("weights.bin"))
-}
 
 /// Sixteen processes inherit one descriptor and read a range each; the parent holds them against the original.
 const SIXTEEN_PROCESSES: &str = "
@@ -37,7 +28,7 @@ assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
 
 #[test]
 fn read_by_sixteen_processes_of_one_descriptor_is_right() {
-    let (env, _, path) = cold(32 * MIB);
+    let (env, _, path) = TestEnv::mount_cold(32 * MIB);
     run(python(SIXTEEN_PROCESSES).arg(env.bucket().join("weights.bin")).arg(path));
 }
 
@@ -53,7 +44,7 @@ assert (array == numpy.frombuffer(original, dtype=numpy.uint8)).all()
 
 #[test]
 fn python_mmap_of_cold_file_is_right() {
-    let (env, _, path) = cold(20 * MIB + 1);
+    let (env, _, path) = TestEnv::mount_cold(20 * MIB + 1);
     run(python(MAPPED_BY_PYTHON).arg(env.bucket().join("weights.bin")).arg(path));
 }
 
@@ -161,7 +152,7 @@ fn git_fsck_of_mounted_repository_succeeds() {
 
 #[test]
 fn fio_with_every_engine_reads() {
-    let (env, bytes, path) = cold(32 * MIB);
+    let (env, bytes, path) = TestEnv::mount_cold(32 * MIB);
     for (engine, jobs, size) in
         [("psync", 16, "4k"), ("io_uring", 4, "64k"), ("mmap", 2, "1M"), ("psync", 1, "1M")]
     {

@@ -8,6 +8,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::mounts::drop_caches;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::readers::ReaderProcesses;
@@ -19,7 +20,6 @@ use serde_json::{Value, json};
 use crate::kit::{publish, unpublish};
 use crate::oci::ContainerNode;
 
-const MIB: usize = 1 << 20;
 /// How long 99 of 100 containers may stall at the most.
 const STALL_LIMIT: Duration = Duration::from_secs(2);
 /// How long the fd store is stopped.

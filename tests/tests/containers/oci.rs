@@ -9,6 +9,7 @@ use bdnfs_tests::command_output::CommandOutput;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mount_namespace::MountNamespace;
 use bdnfs_tests::process::wait_gone;
+use bdnfs_tests::repository;
 use bdnfs_tests::tools::program;
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
@@ -141,7 +142,7 @@ impl ContainerNode {
 
 /// The blocks of a page of the manual, each with its language.
 pub fn blocks(page: &str) -> Vec<(String, String)> {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(page);
+    let page = repository().join("docs").join(page);
     let page = fs::read_to_string(page).unwrap();
     let fenced = page.split("```").skip(1).step_by(2);
     let block = |block: &str| block.split_once('\n').map(|(kind, text)| (kind.to_owned(), text.to_owned()));

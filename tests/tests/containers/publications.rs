@@ -5,6 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::mounts::{is_local, is_mounted};
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::proxy::NetworkFault;
@@ -17,7 +18,6 @@ use crate::kit::{
     assert_nothing_left, bases, bound, config, entries, publish, put, request, targets, unpublish,
 };
 
-const MIB: usize = 1 << 20;
 const PASSING: NetworkFault =
     NetworkFault { refuse: false, frozen: false, delay: Duration::ZERO, rate: None, cut: None };
 const FROZEN: NetworkFault = NetworkFault { frozen: true, ..PASSING };

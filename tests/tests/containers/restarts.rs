@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::agent::AgentProcess;
 use bdnfs_tests::disk::LoopDisk;
 use bdnfs_tests::mounts::{is_local, is_mounted};
@@ -17,8 +18,6 @@ use serde_json::{Value, json};
 use crate::kit::{
     assert_nothing_left, bases, bound, config, publish, put, records, request, targets, unpublish,
 };
-
-const MIB: usize = 1 << 20;
 
 /// The device of a directory, which tells mounts apart.
 fn device(path: &std::path::Path) -> u64 {

@@ -1,9 +1,10 @@
 //! Agent and fd store in containers of their own, with process ids and mounts that the other does not see, as in two pods.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use bdnfs_tests::process::eventually;
+use bdnfs_tests::repository;
 use bdnfs_tests::tools::{program, run, target};
 use serde_json::{Value, json};
 
@@ -25,7 +26,7 @@ impl ContainerAgent {
         node.shell("bdnfs agent --stop").succeeds();
         node.install_podman();
         let image = node.machine.directory("image");
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/image");
+        let script = repository().join("scripts/image");
         run(program("bash").arg(script).arg(&image).arg(target().join("bdnfs")));
         let config = format!(
             "cache_dir = \"/var/cache/bdnfs\"\nsocket = \"/run/bdnfs/agent.sock\"\n\

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::kubelet::CALL_DEADLINE;
 use bdnfs_tests::mounts::is_local;
 use bdnfs_tests::process::eventually;
@@ -11,7 +12,6 @@ use bdnfs_tests::s3::Keys;
 use bdnfs_tests::tree::assert_same;
 
 use crate::kit::{KubernetesNode, secret};
-use crate::publish::MIB;
 
 #[test]
 fn volume_that_has_lost_data_is_abnormal_until_that_is_local_again() {

@@ -9,6 +9,7 @@ use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
 use axum::routing::post;
+use bdnfs_tests::MIB;
 use bdnfs_tests::kubelet::Kubelet;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::proxy::NetworkFault;
@@ -18,7 +19,7 @@ use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::kit::{DriverProcess, KubernetesNode};
-use crate::publish::{MIB, SHORT_DEADLINE};
+use crate::publish::SHORT_DEADLINE;
 
 /// Posted events: the namespace, the credentials of the client, and the event.
 type Posted = Arc<Mutex<Vec<(String, String, Value)>>>;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::kubelet::{CALL_DEADLINE, PodVolume};
 use bdnfs_tests::mounts::is_local;
 use bdnfs_tests::process::eventually;
@@ -9,7 +10,7 @@ use tonic::Code;
 
 use crate::events::EventServer;
 use crate::kit::KubernetesNode;
-use crate::publish::{MIB, remaining};
+use crate::publish::remaining;
 
 /// Calls with this deadline end while the agent still waits for room.
 const WAITING_DEADLINE: Duration = Duration::from_secs(8);

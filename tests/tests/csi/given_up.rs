@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use bdnfs_csi::proto::csi::volume_capability::access_mode::Mode;
+use bdnfs_tests::MIB;
 use bdnfs_tests::kubelet::{CALL_DEADLINE, PodVolume};
 use bdnfs_tests::mounts::is_mounted;
 use bdnfs_tests::process::eventually;
@@ -11,7 +12,7 @@ use bdnfs_tests::proxy::NetworkFault;
 use tonic::Code;
 
 use crate::kit::{DriverProcess, KubernetesNode};
-use crate::publish::{MIB, SHORT_DEADLINE, remaining};
+use crate::publish::{SHORT_DEADLINE, remaining};
 
 fn slow() -> NetworkFault {
     NetworkFault { rate: Some(100_000), ..NetworkFault::default() }

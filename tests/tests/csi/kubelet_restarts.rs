@@ -3,6 +3,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::kubelet::{CALL_DEADLINE, Kubelet, PodVolume};
 use bdnfs_tests::mounts::{is_local, is_mounted};
 use bdnfs_tests::process::eventually;
@@ -10,7 +11,7 @@ use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::tree::assert_same_tree;
 
 use crate::kit::KubernetesNode;
-use crate::publish::{MIB, remaining};
+use crate::publish::remaining;
 
 const SIZE: usize = 8 * MIB;
 

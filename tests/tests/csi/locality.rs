@@ -9,15 +9,17 @@ use axum::extract::{Path, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::get;
+use bdnfs_tests::MIB;
 use bdnfs_tests::kubelet::PodVolume;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
+use bdnfs_tests::repository;
 use bdnfs_tests::serve::HttpServer;
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use serde_json::{Value, json};
 
 use crate::kit::{DriverProcess, KubernetesNode};
-use crate::publish::{MIB, SHORT_DEADLINE};
+use crate::publish::SHORT_DEADLINE;
 
 /// The node, and its CSINode.
 type Nodes = Arc<Mutex<[Value; 2]>>;
@@ -177,7 +179,7 @@ fn startup_taint_is_removed_when_agent_and_driver_are_ready_and_others_stay() {
 
 #[test]
 fn kubernetes_page_affinity_equals_output_of_source_key_and_project_key() {
-    let page = FilePath::new(env!("CARGO_MANIFEST_DIR")).join("../docs/kubernetes.md");
+    let page = repository().join("docs/kubernetes.md");
     let page = fs::read_to_string(page).unwrap();
     for command in ["bdnfs source key ", "bdnfs project key "] {
         let line = page.lines().find(|line| line.starts_with(command)).unwrap();

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 use bdnfs_csi::proto::csi::volume_capability::access_mode::Mode;
 use bdnfs_tests::kubelet::{Kubelet, PodVolume};
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::network::TestNetwork;
+use bdnfs_tests::repository;
 use bdnfs_tests::tools::{python, run};
 use serde_json::{Value, json};
 use tonic::Code;
@@ -24,7 +24,7 @@ const POD_TOKENS: (&str, &str) =
 
 /// The objects of the page's YAML.
 fn objects() -> Vec<Value> {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/kubernetes.md");
+    let page = repository().join("docs/kubernetes.md");
     let page = fs::read_to_string(page).unwrap();
     let blocks = page.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
     let all = blocks.collect::<Vec<_>>().join("---\n");

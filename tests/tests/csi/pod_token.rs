@@ -4,6 +4,7 @@ use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::kubelet::{CALL_DEADLINE, PodVolume};
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::s3::Keys;
@@ -14,7 +15,7 @@ use serde_json::json;
 use tonic::Code;
 
 use crate::kit::{DriverProcess, KubernetesNode, secret};
-use crate::publish::{MIB, remaining};
+use crate::publish::remaining;
 
 /// A part of each token, so that a test can look for it where no token may be.
 const POD_TOKEN: &str = "tokenOfAPodThatNobodyMaySee";

@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use bdnfs_csi::proto::csi::volume_capability::access_mode::Mode;
+use bdnfs_tests::MIB;
 use bdnfs_tests::kubelet::{CALL_DEADLINE, PodVolume};
 use bdnfs_tests::mounts::{is_local, is_mounted, mount_points};
 use bdnfs_tests::process::eventually;
@@ -15,8 +16,6 @@ use bdnfs_tests::tree::{assert_same, assert_same_tree};
 use tonic::Code;
 
 use crate::kit::{DriverProcess, KubernetesNode, secret};
-
-pub const MIB: usize = 1 << 20;
 
 /// Calls with this deadline are held for half of it.
 pub const SHORT_DEADLINE: Duration = Duration::from_secs(4);

@@ -6,13 +6,12 @@ use std::path::{Path, PathBuf};
 use std::thread::{self, sleep};
 use std::time::Duration;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::is_mounted;
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::{Rng, assert_same, assert_same_tree, write_tree};
-
-const MIB: usize = 1 << 20;
 
 #[test]
 fn agent_killed_at_random_mounts_again() {

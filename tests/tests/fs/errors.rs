@@ -7,6 +7,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use bdnfs_tests::MIB;
 use bdnfs_tests::fault::ServerFault;
 use bdnfs_tests::mounts::is_mounted;
 use bdnfs_tests::process::{eventually, wait_for_exit};
@@ -15,8 +16,6 @@ use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tools::{STUCK_TIMEOUT, program, run, with_timeout};
 use bdnfs_tests::tree::{assert_same_file, content};
 use rustix::process::Signal;
-
-const MIB: usize = 1 << 20;
 
 const FROZEN: NetworkFault =
     NetworkFault { frozen: true, delay: Duration::ZERO, rate: None, cut: None, refuse: false };

@@ -6,13 +6,14 @@ use std::path::Path;
 
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mount_namespace::MountNamespace;
+use bdnfs_tests::repository;
 use bdnfs_tests::s3::{Keys, S3Server};
 use bdnfs_tests::tools::{cannot_run, program, target};
 use bdnfs_tests::tree::write_tree;
 
 /// The blocks of the page, each with its language, in the words of a test: with keys that a server takes.
 fn blocks(endpoint: &str) -> Vec<(String, String)> {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let docs = repository().join("docs");
     let page = fs::read_to_string(docs.join("fstab.md")).unwrap();
     let keys = Keys::sample();
     let page = page.replace("AKIAEXAMPLE", &keys.access).replace("SECRETEXAMPLE", &keys.secret);
@@ -77,9 +78,7 @@ fn mount_unit(text: &str) {
     let directory = tempfile::tempdir().unwrap();
     let unit = directory.path().join("mnt-llama.mount");
     fs::write(&unit, text).unwrap();
-    let agent = fs::read_to_string(
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/systemd/bdnfs-agent.service"),
-    );
+    let agent = fs::read_to_string(repository().join("deploy/systemd/bdnfs-agent.service"));
     let agent = agent.unwrap().replace("/usr/local/bin/bdnfs", target().join("bdnfs").to_str().unwrap());
     fs::write(directory.path().join("bdnfs-agent.service"), agent).unwrap();
     let output = program("systemd-analyze").args(["verify", "--man=no"]).arg(&unit).output().unwrap();

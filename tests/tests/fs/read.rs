@@ -4,22 +4,13 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::thread;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::mounts::is_local;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::{Rng, assert_same, assert_same_file, content};
 use memmap2::Mmap;
-
-const MIB: usize = 1 << 20;
-
-/// A bucket with one file of `len` bytes, mounted, nothing of it local.
-fn cold(len: usize) -> (TestEnv, Vec<u8>, std::path::PathBuf) {
-    let env = TestEnv::new();
-    let bytes = env.put("weights.bin", len);
-    let point = env.machine.mount("s3://bucket", "mnt");
-    (env, bytes, point.join("weights.bin"))
-}
 
 fn map(file: &File) -> Mmap {
     // SAFETY: no process can write to a file in a read-only file system.
@@ -28,7 +19,7 @@ fn map(file: &File) -> Mmap {
 
 #[test]
 fn read_at_random_offsets_equals_original() {
-    let (_world, bytes, path) = cold(24 * MIB + 12_345);
+    let (_env, bytes, path) = TestEnv::mount_cold(24 * MIB + 12_345);
     let (file, mut rng) = (File::open(path).unwrap(), Rng(1));
     for _ in 0..400 {
         let at = rng.below(bytes.len() as u64 + 4096) as usize;
@@ -42,7 +33,7 @@ fn read_at_random_offsets_equals_original() {
 
 #[test]
 fn mmap_before_file_is_local_stays_right() {
-    let (env, bytes, path) = cold(24 * MIB + 77);
+    let (env, bytes, path) = TestEnv::mount_cold(24 * MIB + 77);
     let early = File::open(&path).unwrap();
     let mapping = map(&early);
     env.proxy.set(NetworkFault { rate: Some(64 << 20), ..NetworkFault::default() });
@@ -84,7 +75,7 @@ fn descriptor_opened_before_file_is_local_stays_right() {
 }
 
 fn opened_early(len: usize) {
-    let (env, bytes, path) = cold(len);
+    let (env, bytes, path) = TestEnv::mount_cold(len);
     let early = File::open(&path).unwrap();
     let mut read = vec![0; 10_000];
     early.read_exact_at(&mut read, 1000).unwrap();
@@ -101,7 +92,7 @@ fn opened_early(len: usize) {
 
 #[test]
 fn read_by_sixteen_threads_of_one_descriptor_is_right() {
-    let (_world, bytes, path) = cold(32 * MIB);
+    let (_env, bytes, path) = TestEnv::mount_cold(32 * MIB);
     let file = File::open(path).unwrap();
     thread::scope(|scope| {
         for (number, expected) in bytes.chunks(2 * MIB).enumerate() {

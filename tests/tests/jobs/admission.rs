@@ -2,13 +2,14 @@
 
 use std::fs;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::agent::AgentProcess;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::content;
 use serde_json::{Value, json};
 
-use super::kit::{MIB, events, job, mounts_of, sha256, spec, submitted, text, toml};
+use super::kit::{events, job, mounts_of, sha256, spec, submitted, text, toml};
 use super::saving::SavingMachine;
 
 const SOURCE_BYTES: usize = 4 * MIB;

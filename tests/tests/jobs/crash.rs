@@ -7,6 +7,7 @@ use std::process::Stdio;
 use std::thread::sleep;
 use std::time::Duration;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::agent::AgentProcess;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
@@ -16,7 +17,7 @@ use bdnfs_tests::tree::{Rng, content};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use super::kit::{MIB, events, job, mounts_of, secrets, sha256, spec, submitted, text, toml};
+use super::kit::{events, job, mounts_of, secrets, sha256, spec, submitted, text, toml};
 
 /// The files of a source, each of another size, so that a blob tells whose it is.
 const FILES: [(&str, usize); 4] =

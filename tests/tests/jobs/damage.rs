@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::hub::HubServer;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
@@ -13,7 +14,7 @@ use bdnfs_tests::tree::content;
 use rustix::io::Errno;
 use serde_json::Value;
 
-use crate::kit::{MIB, events, job, spec, submitted, text, toml};
+use crate::kit::{events, job, spec, submitted, text, toml};
 
 /// A mirror of a repository of the Hub with one byte flipped, and the specification of a job that reads that.
 struct DamagedMirror {

@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::thread::sleep;
 use std::time::Duration;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::agent::AgentProcess;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
@@ -14,7 +15,7 @@ use bdnfs_tests::tree::Rng;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::kit::{MIB, campaign_rounds, job, mounts_of, secrets, spec, submitted, text, toml};
+use super::kit::{campaign_rounds, job, mounts_of, secrets, spec, submitted, text, toml};
 
 /// How long the job takes at the most, in milliseconds, when it is not killed.
 const JOB_MILLISECONDS: u64 = 2000;

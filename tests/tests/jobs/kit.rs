@@ -10,8 +10,6 @@ use bdnfs_tests::tree::total_bytes;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-pub const MIB: usize = 1 << 20;
-
 pub fn text(path: &Path) -> &str {
     path.to_str().expect("ours are text")
 }

@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::Path;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::test_env::TestEnv;
 use serde_json::Value;
 
-use crate::kit::{MIB, events, job, spec, text, toml};
+use crate::kit::{events, job, spec, text, toml};
 
 #[test]
 fn job_with_missing_mount_location_can_write_beside_it() {

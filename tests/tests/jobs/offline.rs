@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
 
-use crate::kit::{MIB, job, spec, text, toml};
+use crate::kit::{job, spec, text, toml};
 
 const GONE: NetworkFault =
     NetworkFault { frozen: false, delay: Duration::ZERO, rate: None, cut: None, refuse: true };

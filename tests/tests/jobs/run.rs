@@ -2,13 +2,14 @@
 
 use std::fs;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tools::{python, python_path, run};
 use serde_json::{Value, json};
 
-use crate::kit::{MIB, events, job, mounts_of, spec, states, submitted, summed, text, toml, truss};
+use crate::kit::{events, job, mounts_of, spec, states, submitted, summed, text, toml, truss};
 
 const GONE: NetworkFault =
     NetworkFault { refuse: true, frozen: false, delay: std::time::Duration::ZERO, rate: None, cut: None };

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::{eventually, wait_for_exit};
 use bdnfs_tests::proxy::NetworkFault;
@@ -11,7 +12,7 @@ use bdnfs_tests::test_env::TestEnv;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::kit::{MIB, job, mounts_of, spec, submitted, text, toml};
+use super::kit::{job, mounts_of, spec, submitted, text, toml};
 
 /// `bdnfs job run` of a job that ends only when it is told to, and what it is seen by.
 struct RunningJob {

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use axum::http::Method;
+use bdnfs_tests::MIB;
 use bdnfs_tests::command_output::CommandOutput;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::{eventually, wait_for_exit};
@@ -17,8 +18,6 @@ use bdnfs_tests::tree::{
     Rng, assert_same_tree, content, total_bytes, write_file, write_odd_tree, write_tree,
 };
 use serde_json::Value;
-
-const MIB: usize = 1 << 20;
 
 /// A bucket for a mirror beside the environment's own.
 fn mirror(env: &TestEnv) -> PathBuf {

@@ -5,10 +5,9 @@ use std::os::unix::net::UnixListener;
 use std::process::Command;
 
 use axum::http::Method;
+use bdnfs_tests::MIB;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::write_file;
-
-const MIB: usize = 1 << 20;
 
 /// The bytes of blobs that were sent to the mirror.
 fn uploaded(env: &TestEnv) -> u64 {

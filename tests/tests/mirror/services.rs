@@ -3,12 +3,11 @@
 use std::fs;
 use std::path::PathBuf;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::command_output::CommandOutput;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::assert_same_tree;
-
-const MIB: usize = 1 << 20;
 
 fn run(machine: &Machine, line: &str) -> CommandOutput {
     machine.run(&line.split(' ').collect::<Vec<_>>())

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
+use bdnfs_tests::MIB;
 use bdnfs_tests::clouds::CloudServer;
 use bdnfs_tests::fault::{Faults, ServerFault};
 use bdnfs_tests::machine::Machine;
@@ -14,8 +15,6 @@ use bdnfs_tests::s3::S3Server;
 use bdnfs_tests::tools::{STUCK_TIMEOUT, with_timeout};
 use bdnfs_tests::tree::{assert_same, write_file};
 use tempfile::TempDir;
-
-const MIB: usize = 1 << 20;
 
 /// The deadline of a read, and what a busy machine adds.
 const ERROR_TIMEOUT: Duration = Duration::from_secs(45);

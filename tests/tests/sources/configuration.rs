@@ -3,12 +3,13 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::hub::{HubServer, RepositoryAccess};
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::tree::{assert_same, content, write_file};
 
-use crate::credentials::{GuardedBucket, MIB, TOKEN, json};
+use crate::credentials::{GuardedBucket, TOKEN, json};
 
 #[test]
 fn configuration_mounted_mounts_every_source() {

@@ -13,7 +13,6 @@ use bdnfs_tests::s3::{Keys, S3Server};
 use bdnfs_tests::tree::write_file;
 use tempfile::TempDir;
 
-pub const MIB: usize = 1 << 20;
 /// Nothing else has this, so a test can look for it where no secret may be.
 pub const TOKEN: &str = "plantedTokenThatNobodyMaySee";
 

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::fault::ServerFault;
 use bdnfs_tests::hub::{HubServer, RepositoryAccess};
 use bdnfs_tests::machine::Machine;
@@ -11,7 +12,6 @@ use bdnfs_tests::tools::program;
 use bdnfs_tests::tree::{assert_same_tree, content, regular_files, total_bytes, write_tree};
 use tempfile::TempDir;
 
-const MIB: usize = 1 << 20;
 const TOKEN: &str = "hf_plantedTokenThatNobodyMaySee";
 
 /// Publishes the tree at `root`.

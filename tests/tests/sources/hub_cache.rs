@@ -3,13 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::hub::HubServer;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::is_mounted;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::tree::{assert_same_tree, content};
-
-const MIB: usize = 1 << 20;
 
 /// A Hub with one model, a directory with the same files, and the model's commit.
 fn hub(machine: &Machine) -> (HubServer, PathBuf, String) {

@@ -9,6 +9,7 @@ use bdnfs::origin;
 use bdnfs::source::{Access, HubAccess, S3Access};
 use bdnfs::tier::conformance::pinned;
 use bdnfs::tier::{Origin, Urgency};
+use bdnfs_tests::MIB;
 use bdnfs_tests::fault::{Faults, ServerFault};
 use bdnfs_tests::hub::HubServer;
 use bdnfs_tests::machine::Machine;
@@ -19,8 +20,6 @@ use bytes::Bytes;
 use futures_util::TryStreamExt;
 use futures_util::future::join_all;
 use tempfile::TempDir;
-
-const MIB: usize = 1 << 20;
 
 /// A source of each kind with one file in it, and what goes wrong with it.
 struct FaultySources {

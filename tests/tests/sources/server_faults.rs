@@ -8,6 +8,7 @@ use std::thread::{self, sleep};
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use bdnfs_tests::MIB;
 use bdnfs_tests::fault::{Faults, ServerFault};
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::is_local;
@@ -19,8 +20,6 @@ use bdnfs_tests::tools::{STUCK_TIMEOUT, with_timeout};
 use bdnfs_tests::tree::{assert_same, write_file};
 use bdnfs_tests::web::WebServer;
 use tempfile::TempDir;
-
-const MIB: usize = 1 << 20;
 
 #[test]
 fn server_restarted_in_mid_read_delivers_right_bytes() {

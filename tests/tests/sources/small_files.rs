@@ -7,13 +7,13 @@ use std::process::Stdio;
 use std::thread::sleep;
 use std::time::Instant;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::{drop_caches, is_local};
 use bdnfs_tests::process::{kill_and_wait, wait_for_exit};
 use bdnfs_tests::rot::{flip_byte, largest_files};
 use bdnfs_tests::tree::{Rng, assert_same_tree, content, write_file};
 
-const MIB: usize = 1 << 20;
 const FILES: usize = 1500;
 
 /// A machine, and a directory of many small files, a large one, and what has no content.

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::drop_caches;
 use bdnfs_tests::test_env::TestEnv;
@@ -11,8 +12,6 @@ use bdnfs_tests::tools::{STUCK_TIMEOUT, program, run, with_timeout};
 use bdnfs_tests::tree::{assert_same, assert_same_tree, content, write_file};
 use bdnfs_tests::web::{WebDialect, WebServer};
 use tempfile::TempDir;
-
-const MIB: usize = 1 << 20;
 
 /// Reads `path` in the middle and then all of it while its source is another one.
 fn changed(original: &[u8], path: &Path, change: impl FnOnce()) {

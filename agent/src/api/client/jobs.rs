@@ -3,7 +3,9 @@
 use hyper::Method;
 
 use super::{Client, ClientError};
-use crate::api::job::{JobList, JobRequest, JobStatus, LOG_OFFSET, LOG_STREAM, LogChunk, OutputStream};
+use crate::api::job::{
+    JobList, JobRequest, JobStatus, LOG_OFFSET_HEADER, LOG_STREAM_HEADER, LogChunk, OutputStream,
+};
 
 impl Client {
     /// Submits a job.
@@ -37,8 +39,8 @@ impl Client {
     pub async fn log(&self, id: u64, from: u64, wait: bool) -> Result<LogChunk, ClientError> {
         let path = format!("/v1/jobs/{id}/log?from={from}&wait={wait}");
         let (head, body) = self.exchange(Method::GET, &path, None::<&()>).await?;
-        let begins = head.get(LOG_OFFSET).and_then(|value| value.to_str().ok()?.parse().ok());
-        let is_stderr = head.get(LOG_STREAM).is_some_and(|value| value == OutputStream::Stderr.name());
+        let begins = head.get(LOG_OFFSET_HEADER).and_then(|value| value.to_str().ok()?.parse().ok());
+        let is_stderr = head.get(LOG_STREAM_HEADER).is_some_and(|value| value == OutputStream::Stderr.name());
         let stream = if is_stderr { OutputStream::Stderr } else { OutputStream::Stdout };
         Ok(LogChunk { from: begins.unwrap_or(from), stream, bytes: body.into() })
     }

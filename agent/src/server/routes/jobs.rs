@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::{Answer, IdPath, JsonBody, Routes};
 use crate::agent::Agent;
 use crate::api::ApiResult;
-use crate::api::job::{JobList, JobRequest, JobStatus, LOG_OFFSET, LOG_STREAM};
+use crate::api::job::{JobList, JobRequest, JobStatus, LOG_OFFSET_HEADER, LOG_STREAM_HEADER};
 
 type QueryOf<T> = Result<Query<T>, QueryRejection>;
 
@@ -72,8 +72,8 @@ async fn log(State(agent): State<Arc<Agent>>, id: IdPath, query: QueryOf<LogQuer
     let (Path(id), Query(query)) = (id?, query?);
     let chunk = agent.jobs().log(id, query.from, query.wait).await?;
     let head = [
-        (LOG_OFFSET, chunk.from.to_string()),
-        (LOG_STREAM, chunk.stream.name().to_owned()),
+        (LOG_OFFSET_HEADER, chunk.from.to_string()),
+        (LOG_STREAM_HEADER, chunk.stream.name().to_owned()),
         (CONTENT_TYPE, "application/octet-stream".to_owned()),
     ];
     Ok((head, chunk.bytes).into_response())

@@ -24,7 +24,7 @@ const DEFAULT_DOCKER_SOCKET: &str = "/run/docker/plugins/bdnfs.sock";
 /// podman's own default for `volume_plugin_timeout`.
 const DEFAULT_PODMAN_TIMEOUT: Duration = Duration::from_secs(5);
 /// The least podman timeout: less leaves no time to find a source.
-const PODMAN_TIMEOUT_MIN: Duration = Duration::from_secs(2);
+const MIN_PODMAN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The `[publications]` section: what may be published, and where.
 #[derive(Debug, Default, Deserialize)]
@@ -125,8 +125,8 @@ impl DockerSection {
             bail!("socket {}: must be an absolute path", socket.display());
         }
         let podman_timeout = self.podman_timeout.unwrap_or(DEFAULT_PODMAN_TIMEOUT);
-        if podman_timeout < PODMAN_TIMEOUT_MIN {
-            bail!("podman_timeout: must be at least {PODMAN_TIMEOUT_MIN:?}");
+        if podman_timeout < MIN_PODMAN_TIMEOUT {
+            bail!("podman_timeout: must be at least {MIN_PODMAN_TIMEOUT:?}");
         }
         Ok(DockerConfig { socket, podman_timeout })
     }

@@ -5,6 +5,8 @@ use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::Ref;
 use bdnfs::source::Uri;
 
+use crate::output::short_id;
+
 /// The fewest digits that can name an id.
 const MIN_ID_DIGITS: usize = 6;
 
@@ -32,7 +34,8 @@ fn select(mut refs: Vec<Ref>, name: &str, mirror: &str) -> Result<Ref> {
         0 => bail!("mirror {mirror} has no {name}; `bdnfs mirror ls` lists its sources"),
         1 => Ok(refs.remove(0)),
         _ => {
-            let keys: Vec<_> = refs.iter().map(|found| found.key().to_string()[..12].to_owned()).collect();
+            let keys: Vec<_> =
+                refs.iter().map(|found| short_id(&found.key().to_string()).to_owned()).collect();
             bail!(
                 "{name} is ambiguous: it is mirrored with several sets of patterns; use one of the refs {}",
                 keys.join(", ")

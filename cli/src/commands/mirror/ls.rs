@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use bdnfs::mirror::catalog::Ref;
 
 use super::MirrorTargetArgs;
-use crate::output::{print, print_json};
+use crate::output::{print, print_json, short_id};
 use crate::text;
 
 /// The arguments of `bdnfs mirror ls`.
@@ -43,15 +43,14 @@ fn table(refs: &[Ref]) -> String {
     let head =
         ["SOURCE", "FILES", "SIZE", "STORED", "MIRRORED", "SNAPSHOT", "REF"].map(str::to_owned).to_vec();
     let rows = refs.iter().map(|found| {
-        let short = |id: String| id[..12].to_owned();
         vec![
             found.source.clone(),
             found.files.to_string(),
             text::size(found.bytes),
             text::size(found.stored),
             text::minute(found.listed.timestamp()),
-            short(found.manifest.to_string()),
-            short(found.key().to_string()),
+            short_id(&found.manifest.to_string()).to_owned(),
+            short_id(&found.key().to_string()).to_owned(),
         ]
     });
     text::table(&std::iter::once(head).chain(rows).collect::<Vec<_>>(), &[1, 2, 3])

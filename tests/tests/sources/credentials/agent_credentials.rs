@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::agent::AgentProcess;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
@@ -9,7 +10,7 @@ use bdnfs_tests::s3::Keys;
 use bdnfs_tests::tree::assert_same;
 use serde_json::{Value, json};
 
-use super::{GuardedBucket, MIB};
+use super::GuardedBucket;
 
 /// A machine whose agent alone has a secret, called `s3`, and a mirror that takes it.
 fn machine_with_agent(bucket: &GuardedBucket) -> (Machine, AgentProcess) {

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::sts::{STS_SECRET, StsServer};
@@ -11,7 +12,7 @@ use bdnfs_tests::tree::write_file;
 use bdnfs_tests::web::WebServer;
 use tempfile::TempDir;
 
-use super::{GuardedBucket, MIB, TOKEN, json};
+use super::{GuardedBucket, TOKEN, json};
 
 /// All processes that came of `pid`, itself included.
 fn descendants(pid: i32) -> Vec<i32> {

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::fault::ServerFault;
 use bdnfs_tests::hub::{HubServer, RepositoryAccess};
 use bdnfs_tests::machine::Machine;
@@ -11,7 +12,7 @@ use bdnfs_tests::tree::{assert_same, assert_same_tree, write_file};
 use bdnfs_tests::web::WebServer;
 use tempfile::TempDir;
 
-use super::{GuardedBucket, MIB, TOKEN, json};
+use super::{GuardedBucket, TOKEN, json};
 
 /// Puts a secret into each kind of store in turn, and has `attempt` run with the options that lead there.
 fn with_each_store(

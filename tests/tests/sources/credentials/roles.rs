@@ -5,13 +5,14 @@ use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::sts::StsServer;
 use bdnfs_tests::tree::assert_same;
 
-use super::{GuardedBucket, MIB, TOKEN};
+use super::{GuardedBucket, TOKEN};
 
 #[test]
 fn role_with_web_identity_renews_keys_once() {

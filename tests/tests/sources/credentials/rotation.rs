@@ -5,6 +5,7 @@ use std::os::unix::fs::{FileExt, symlink};
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::s3::Keys;
@@ -13,7 +14,7 @@ use bdnfs_tests::tree::{assert_same, write_file};
 use bdnfs_tests::web::WebServer;
 use tempfile::TempDir;
 
-use super::{GuardedBucket, MIB, TOKEN, json};
+use super::{GuardedBucket, TOKEN, json};
 
 /// A directory of secrets as Kubernetes mounts it: all of it is replaced at once.
 struct SecretVolume(PathBuf);
