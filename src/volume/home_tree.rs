@@ -20,7 +20,7 @@ use super::writer_probe::{Writers, probe_writers};
 use crate::checkpoint::LOOSE;
 use crate::error::{Error, Result};
 use crate::manifest::Manifest;
-use crate::tree_merge::{MergeEntry, MergePlan, MergeTree, is_changed};
+use crate::tree_merge::{MergeEntry, MergePlan, MergeTree, directories_above, is_changed};
 
 /// The mode of a directory that a merge makes: that of one which a command copies.
 const NEW_DIRECTORY_MODE: Mode = Mode::from_raw_mode(0o755);
@@ -80,11 +80,19 @@ pub fn former_files(manifest: &Manifest, tree: &MergeTree) -> Result<FormerFiles
 
 impl Scan {
     /// The scanned directory as a tree. Files changed in any way at `since` or later, in nanoseconds since 1970, are
-    /// touched.
+    /// touched, and all in directories that were renamed then: those may have come to the place of others.
     pub fn tree(&self, since: i64) -> MergeTree {
+        let renamed: HashSet<_> = self
+            .renamed
+            .iter()
+            .filter(|(_, at)| is_at_or_after(at, since))
+            .map(|(path, _)| &path[..])
+            .collect();
+        let is_renamed =
+            |path: &[u8]| !renamed.is_empty() && directories_above(path).any(|above| renamed.contains(above));
         let files = self.files.iter().map(|(path, file)| {
             let ScannedFile { size, mtime, executable, .. } = *file;
-            let touched = file.touched().is_none_or(|at| at >= since.into());
+            let touched = file.touched().is_none_or(|at| at >= since.into()) || is_renamed(path);
             (path.clone(), MergeEntry::File { size, mtime, executable, touched })
         });
         let directories = self.directories.keys().map(|path| (path.clone(), MergeEntry::Directory));
@@ -96,11 +104,8 @@ impl Scan {
 
     /// Whether any file or directory was changed in any way at `since` or later, in nanoseconds since 1970.
     pub fn is_touched_since(&self, since: i64) -> bool {
-        let of_directory = |(seconds, nanoseconds): &FileTime| {
-            i128::from(*seconds) * 1_000_000_000 + i128::from(*nanoseconds) >= since.into()
-        };
         self.files.values().any(|file| file.touched().is_none_or(|at| at >= since.into()))
-            || self.directories.values().any(of_directory)
+            || self.directories.values().chain(self.renamed.values()).any(|at| is_at_or_after(at, since))
     }
 
     /// Makes the scanned `directory` durable, and ready to be published after the snapshot of the files `former`, whose tree is
@@ -143,6 +148,11 @@ impl Scan {
         let unit = SealedUnit { seal, directory: Arc::clone(directory), held: HashMap::new() };
         Ok(QuietTree { unit: Arc::new(unit), former, busy, busy_since })
     }
+}
+
+/// Whether a time is `since`, in nanoseconds since 1970, or later.
+fn is_at_or_after((seconds, nanoseconds): &FileTime, since: i64) -> bool {
+    i128::from(*seconds) * 1_000_000_000 + i128::from(*nanoseconds) >= since.into()
 }
 
 /// Whether the file at `path` is as it was found, and not being written. For `writing_at` see [`Scan::into_quiet_tree`].

@@ -84,6 +84,38 @@ fn apply_merge_makes_content_durable_before_it_is_renamed_and_names_afterwards()
 }
 
 #[test]
+fn tree_has_all_in_a_renamed_directory_as_touched() {
+    let home = tempfile::tempdir().expect("a directory");
+    let time = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    for name in ["data", "data.new", "other"] {
+        fs::create_dir_all(home.path().join(name).join("in")).expect("directories");
+        let file = fs::File::create(home.path().join(name).join("in/file")).expect("a file");
+        file.set_modified(time).expect("a time");
+    }
+    let directory = open(home.path());
+    let before = directory.walk().expect("a walk");
+    // Times are those of a clock that ticks every few milliseconds.
+    std::thread::sleep(Duration::from_millis(50));
+    let since = std::time::SystemTime::now().duration_since(time).expect("later")
+        + Duration::from_secs(1_000_000_000);
+    let since = since.as_nanos() as i64;
+    std::thread::sleep(Duration::from_millis(50));
+    let touched = |scan: &Scan| {
+        let tree = scan.tree(since).into_iter();
+        let files = tree.filter(|(_, entry)| matches!(entry, MergeEntry::File { touched: true, .. }));
+        files.map(|(path, _)| String::from_utf8(path).expect("text")).collect::<Vec<_>>()
+    };
+    assert_eq!(touched(&before), [""; 0]);
+    assert!(!before.is_touched_since(since));
+    for (from, to) in [("data", "data.old"), ("data.new", "data")] {
+        fs::rename(home.path().join(from), home.path().join(to)).expect("renamed");
+    }
+    let after = directory.walk().expect("a walk");
+    assert_eq!(touched(&after), ["data.old/in/file", "data/in/file"]);
+    assert!(after.is_touched_since(since));
+}
+
+#[test]
 fn quiet_tree_leaves_out_what_is_being_written() {
     ignore_lease_signal();
     let home = tempfile::tempdir().expect("a directory");
