@@ -187,7 +187,7 @@ impl MergePlan {
 }
 
 /// The paths of the directories that `path` lies in.
-fn directories_above(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub(crate) fn directories_above(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| &path[..at])
 }
 

@@ -1,6 +1,9 @@
 //! A directory that outlives its writers, such as a training cache: compared with a snapshot of it, brought to the state of
 //! another, and read as an origin without the files that are being written.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -17,7 +20,7 @@ use super::writer_probe::{Writers, probe_writers};
 use crate::checkpoint::LOOSE;
 use crate::error::{Error, Result};
 use crate::manifest::Manifest;
-use crate::tree_merge::{MergeEntry, MergePlan, MergeTree, is_changed};
+use crate::tree_merge::{MergeEntry, MergePlan, MergeTree, directories_above, is_changed};
 
 /// The mode of a directory that a merge makes: that of one which a command copies.
 const NEW_DIRECTORY_MODE: Mode = Mode::from_raw_mode(0o755);
@@ -77,11 +80,19 @@ pub fn former_files(manifest: &Manifest, tree: &MergeTree) -> Result<FormerFiles
 
 impl Scan {
     /// The scanned directory as a tree. Files changed in any way at `since` or later, in nanoseconds since 1970, are
-    /// touched.
+    /// touched, and all in directories that were renamed then: those may have come to the place of others.
     pub fn tree(&self, since: i64) -> MergeTree {
+        let renamed: HashSet<_> = self
+            .renamed
+            .iter()
+            .filter(|(_, at)| is_at_or_after(at, since))
+            .map(|(path, _)| &path[..])
+            .collect();
+        let is_renamed =
+            |path: &[u8]| !renamed.is_empty() && directories_above(path).any(|above| renamed.contains(above));
         let files = self.files.iter().map(|(path, file)| {
             let ScannedFile { size, mtime, executable, .. } = *file;
-            let touched = file.touched().is_none_or(|at| at >= since.into());
+            let touched = file.touched().is_none_or(|at| at >= since.into()) || is_renamed(path);
             (path.clone(), MergeEntry::File { size, mtime, executable, touched })
         });
         let directories = self.directories.keys().map(|path| (path.clone(), MergeEntry::Directory));
@@ -93,11 +104,8 @@ impl Scan {
 
     /// Whether any file or directory was changed in any way at `since` or later, in nanoseconds since 1970.
     pub fn is_touched_since(&self, since: i64) -> bool {
-        let of_directory = |(seconds, nanoseconds): &FileTime| {
-            i128::from(*seconds) * 1_000_000_000 + i128::from(*nanoseconds) >= since.into()
-        };
         self.files.values().any(|file| file.touched().is_none_or(|at| at >= since.into()))
-            || self.directories.values().any(of_directory)
+            || self.directories.values().chain(self.renamed.values()).any(|at| is_at_or_after(at, since))
     }
 
     /// Makes the scanned `directory` durable, and ready to be published after the snapshot of the files `former`, whose tree is
@@ -142,6 +150,11 @@ impl Scan {
     }
 }
 
+/// Whether a time is `since`, in nanoseconds since 1970, or later.
+fn is_at_or_after((seconds, nanoseconds): &FileTime, since: i64) -> bool {
+    i128::from(*seconds) * 1_000_000_000 + i128::from(*nanoseconds) >= since.into()
+}
+
 /// Whether the file at `path` is as it was found, and not being written. For `writing_at` see [`Scan::into_quiet_tree`].
 fn is_quiet(
     directory: &VolumeDirectory,
@@ -163,8 +176,8 @@ fn is_quiet(
     Ok(is_left && ScannedFile::of(&opened).is_ok_and(|now| now == *found))
 }
 
-/// Makes the changes of `plan` in `directory`; what it takes of the tree `theirs` lies in `incoming`, and is moved from there.
-/// Nothing is reached through a link. It may be interrupted and repeated. Touches the local disk.
+/// Makes the changes of `plan` in `directory`; what it takes of the tree `theirs` lies in `incoming`, and is moved from there, once
+/// it is durable. Nothing is reached through a link. It may be interrupted and repeated. Touches the local disk.
 ///
 /// # Errors
 /// [`Kind::Disk`](crate::error::Kind::Disk), [`Kind::NoSpace`](crate::error::Kind::NoSpace).
@@ -173,6 +186,20 @@ pub fn apply_merge(
     incoming: &VolumeDirectory,
     theirs: &MergeTree,
     plan: &MergePlan,
+) -> Result<()> {
+    apply_merge_with(directory, incoming, theirs, plan, |directory| {
+        rustix::fs::syncfs(directory.descriptor())
+            .map_err(|e| Error::disk(format!("cannot make {} durable", directory.name(b"")), e.into()))
+    })
+}
+
+/// [`apply_merge`], where `sync` makes the file system of a directory durable.
+fn apply_merge_with(
+    directory: &VolumeDirectory,
+    incoming: &VolumeDirectory,
+    theirs: &MergeTree,
+    plan: &MergePlan,
+    sync: impl Fn(&VolumeDirectory) -> Result<()>,
 ) -> Result<()> {
     let fault =
         |path: &[u8], e: Errno| Error::disk(format!("cannot change {}", directory.name(path)), e.into());
@@ -183,6 +210,10 @@ pub fn apply_merge(
             Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::NOTEMPTY | Errno::EXIST) => {}
             Err(error) => return Err(fault(path, error)),
         }
+    }
+    // Once renamed, a file looks right by its name, size and time, also where a power cut has left zeros in it.
+    if !plan.take.is_empty() {
+        sync(incoming)?;
     }
     for path in &plan.take {
         let (above, name) = split(path);
@@ -201,7 +232,7 @@ pub fn apply_merge(
         };
         directory.at(above, OFlags::DIRECTORY).and_then(|above| take(&above)).map_err(|e| fault(path, e))?;
     }
-    rustix::fs::syncfs(directory.descriptor()).map_err(|e| fault(b"", e))
+    sync(directory)
 }
 
 fn make_directory(above: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {
@@ -230,97 +261,5 @@ fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|byte| *byte == b'/') {
         Some(at) => (&path[..at], &path[at + 1..]),
         None => (b"", path),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::os::unix::fs::symlink;
-    use std::path::Path;
-
-    use super::*;
-    use crate::tree_merge::merge;
-    use crate::volume::ignore_lease_signal;
-
-    fn open(path: &Path) -> Arc<VolumeDirectory> {
-        Arc::new(VolumeDirectory::open(path).expect("a directory"))
-    }
-
-    fn tree(directory: &VolumeDirectory) -> MergeTree {
-        directory.walk().expect("a walk").tree(i64::MAX)
-    }
-
-    #[test]
-    fn apply_merge_makes_one_directory_like_another_and_follows_no_link() {
-        let home = tempfile::tempdir().expect("a directory");
-        let (ours, incoming, outside) =
-            (home.path().join("ours"), home.path().join("in"), home.path().join("out"));
-        for path in [
-            &ours,
-            &incoming,
-            &outside,
-            &ours.join("old"),
-            &ours.join("was"),
-            &incoming.join("new"),
-            &incoming.join("link"),
-        ] {
-            fs::create_dir(path).expect("a directory");
-        }
-        for (path, content) in [
-            (ours.join("old/a"), "1"),
-            (ours.join("file"), "1"),
-            (incoming.join("new/b"), "2"),
-            (incoming.join("file"), "2"),
-            (incoming.join("was"), "2"),
-        ] {
-            fs::write(path, content).expect("a file");
-        }
-        symlink("new/b", incoming.join("to")).expect("a link");
-        let (ours, incoming) = (open(&ours), open(&incoming));
-        let (base, theirs) = (tree(&ours), tree(&incoming));
-        let plan = merge(&base, &base, &theirs);
-        apply_merge(&ours, &incoming, &theirs, &plan).expect("applied");
-        assert_eq!(tree(&ours).keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>());
-        assert_eq!(fs::read_to_string(home.path().join("ours/to")).expect("a file"), "2");
-        // A job may have put a link where a directory was.
-        fs::remove_dir(home.path().join("ours/link")).expect("removed");
-        symlink(&outside, home.path().join("ours/link")).expect("a link");
-        fs::create_dir_all(home.path().join("in/link")).expect("a directory");
-        fs::write(home.path().join("in/link/escaped"), "3").expect("a file");
-        let theirs = tree(&incoming);
-        let plan = MergePlan { take: [b"link/escaped".to_vec()].into(), ..MergePlan::default() };
-        apply_merge(&ours, &incoming, &theirs, &plan).expect_err("a link is in the way");
-        assert_eq!(fs::read_dir(&outside).expect("a directory").count(), 0);
-    }
-
-    #[test]
-    fn quiet_tree_leaves_out_what_is_being_written() {
-        ignore_lease_signal();
-        let home = tempfile::tempdir().expect("a directory");
-        fs::write(home.path().join("closed"), "1").expect("a file");
-        fs::write(home.path().join("former"), "1").expect("a file");
-        let _writers = ["open", "former"].map(|name| {
-            fs::File::options().append(true).create(true).open(home.path().join(name)).expect("a file")
-        });
-        let directory = open(home.path());
-        let scan = directory.walk().expect("a walk");
-        let (tree, version) = (scan.tree(0), Bytes::from_static(b"before"));
-        let former = FormerFile { size: 9, mtime: (1, 0), executable: false, version };
-        let former = FormerFiles::from([(b"former".to_vec(), former.clone()), (b"gone".to_vec(), former)]);
-        let seal = |writing_at| {
-            let former = (&MergeTree::new(), former.clone());
-            scan.clone().into_quiet_tree(&directory, &tree, former, writing_at).expect("sealed")
-        };
-        let quiet = seal(None);
-        assert_eq!(quiet.busy, [&b"former"[..], b"open"]);
-        let touched = scan.files[&b"former"[..]].touched().expect("a time") as i64;
-        assert!(quiet.busy_since.is_some_and(|since| since <= touched));
-        // What was closed just now may be opened again at once by those who write.
-        let closed = scan.files[&b"closed"[..]].touched().expect("a time") as i64;
-        let is_busy = |quiet: QuietTree| quiet.busy.contains(&b"closed".to_vec());
-        assert!(is_busy(seal(Some(closed + 1_000_000_000))) && !is_busy(seal(Some(closed + 2_000_000_000))));
-        assert_eq!(quiet.former.keys().collect::<Vec<_>>(), [b"former"]);
-        assert_eq!(quiet.unit.seal.files.keys().collect::<Vec<_>>(), [&EncodedPath(b"closed".to_vec())]);
     }
 }

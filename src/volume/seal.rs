@@ -123,6 +123,10 @@ impl Scan {
                 seal.links.insert(EncodedPath(path), (EncodedPath(target), at));
             }
         }
+        for seal in seals.values().filter(|seal| seal.files.is_empty()) {
+            let links = seal.links.keys().map(|EncodedPath(path)| path.clone());
+            skipped.extend(links.map(|path| (path, SkipReason::LinkWithoutFiles)));
+        }
         if seals.len() > MAX_UNITS {
             return Err(Error::new(Kind::Invalid, format!("there are more than {MAX_UNITS} checkpoints")));
         }
@@ -328,6 +332,20 @@ mod tests {
         assert_eq!(put("a/.metadata", 1), 0, "in the same moment");
         assert_eq!(put("a/.metadata", 2), 1);
         assert_eq!(put("a/rng", 3), 0);
+    }
+
+    #[test]
+    fn link_of_a_checkpoint_without_files_is_reported_as_left_out() {
+        let file = ScannedFile { version: String::new(), size: 1, mtime: (1, 0), executable: false };
+        let link = (b"step-500".to_vec(), (1, 0));
+        let mut scan = Scan::default();
+        scan.files.insert("step-500/model".into(), file.clone());
+        scan.links.extend(["latest", "step-500/alias"].map(|path| (path.into(), link.clone())));
+        let skipped = |scan: &Scan| scan.clone().into_seals().expect("few units").1;
+        let left = SkippedEntries::from([(b"latest".to_vec(), SkipReason::LinkWithoutFiles)]);
+        assert_eq!(skipped(&scan), left);
+        scan.files.insert("log".into(), file);
+        assert_eq!(skipped(&scan), SkippedEntries::new(), "it is saved with the loose files");
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub enum SkipReason {
     NotUtf8,
     /// A checkpoint or file that is to be renamed when it is whole.
     TemporaryName,
+    /// A symbolic link of a checkpoint without files, of which there is nothing to save.
+    LinkWithoutFiles,
     /// A socket, which has no content that outlives its process.
     Socket,
     /// A fifo, likewise.
@@ -26,7 +28,15 @@ pub enum SkipReason {
 impl SkipReason {
     /// Whether content is left out with it that its job may have finished.
     pub fn has_content(self) -> bool {
-        !matches!(self, Self::TemporaryName | Self::Socket | Self::Fifo | Self::Device)
+        !matches!(
+            self,
+            Self::TemporaryName | Self::LinkWithoutFiles | Self::Socket | Self::Fifo | Self::Device
+        )
+    }
+
+    /// Whether it may no longer hold when the job has ended: what has a temporary name is renamed, and files come.
+    pub fn may_pass(self) -> bool {
+        matches!(self, Self::TemporaryName | Self::LinkWithoutFiles)
     }
 }
 
@@ -38,6 +48,7 @@ impl fmt::Display for SkipReason {
             Self::LinkedFile => "it is a hard link to a file of another user",
             Self::NotUtf8 => "its name is not UTF-8",
             Self::TemporaryName => "it has a temporary name",
+            Self::LinkWithoutFiles => "it is a symbolic link, and no file of its checkpoint lies beside it",
             Self::Socket => "it is a socket",
             Self::Fifo => "it is a fifo",
             Self::Device => "it is a device",

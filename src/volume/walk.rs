@@ -54,6 +54,9 @@ pub struct Scan {
     pub files: BTreeMap<Vec<u8>, ScannedFile>,
     /// The directories, without the one that was walked, and when each was last changed.
     pub directories: BTreeMap<Vec<u8>, FileTime>,
+    /// The directories that were themselves renamed, or given other permissions, after they were last changed, and when. One that
+    /// was changed since is not among them.
+    pub renamed: BTreeMap<Vec<u8>, FileTime>,
     /// The symbolic links: what each holds, and when it was made.
     pub links: BTreeMap<Vec<u8>, (Vec<u8>, FileTime)>,
     /// The entries that are left out, and why.
@@ -184,6 +187,9 @@ impl VolumeDirectory {
                 }
             }
             if !path.is_empty() {
+                if ctime(&stat) > mtime(&stat) {
+                    walk.scan.renamed.insert(path.clone(), ctime(&stat));
+                }
                 walk.scan.directories.insert(path, mtime(&stat));
             }
         }
@@ -277,6 +283,10 @@ impl ScannedFile {
 
 fn mtime(stat: &Stat) -> FileTime {
     (stat.st_mtime, stat.st_mtime_nsec as u32)
+}
+
+fn ctime(stat: &Stat) -> FileTime {
+    (stat.st_ctime, stat.st_ctime_nsec as u32)
 }
 
 #[cfg(test)]

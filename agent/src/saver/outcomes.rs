@@ -149,8 +149,7 @@ impl Saver {
     /// Records what a scan has left out, which found files of units if it `holds_units`.
     pub(super) fn skip_all(&mut self, mut skipped: SkippedEntries, holds_units: bool) {
         if self.ended.is_none() {
-            // It is to be renamed.
-            skipped.retain(|_, why| *why != SkipReason::TemporaryName);
+            skipped.retain(|_, why| !why.may_pass());
         }
         let holds_units = holds_units || self.record.report.checkpoints.iter().any(|one| one.generation > 0);
         // Where there was never anything else, all that the job wrote is in it.
