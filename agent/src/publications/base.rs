@@ -27,7 +27,7 @@ use crate::text;
 /// The fault of a publication whose base is not mounted any more.
 pub const ENDED_MOUNT_FAULT: &str = "its mount has ended: restart the containers that have it";
 
-/// The key of a base: the snapshot that it shows, the owner of its files, and the role that it is read by.
+/// The key of a base: the snapshot that it shows, the owner of its files, and the identity that it is read by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BaseKey {
     /// The tenant.
@@ -40,6 +40,8 @@ pub struct BaseKey {
     pub gid: Option<u32>,
     /// The role that is assumed with the tokens of pods: only those of its own pods can renew its keys.
     pub role: Option<AuthMethod>,
+    /// Whether it is read by what pods, containers or jobs gave only: none of their secrets is to replace an administrator's.
+    pub explicit_only: bool,
 }
 
 /// A base: the one mount of a snapshot that publications bind.
@@ -69,8 +71,9 @@ impl BaseKey {
     /// The key of the base for `request`, which shows `snapshot` to `tenant`.
     pub fn new(tenant: String, snapshot: Digest, request: &MountRequest) -> Self {
         let is_role = |auth: &AuthMethod| matches!(auth, AuthMethod::AwsPodOidc { .. });
-        let role = request.weights.access.auth.clone().filter(is_role);
-        Self { tenant, snapshot, uid: request.uid, gid: request.gid, role }
+        let access = &request.weights.access;
+        let (role, explicit_only) = (access.auth.clone().filter(is_role), access.explicit_only);
+        Self { tenant, snapshot, uid: request.uid, gid: request.gid, role, explicit_only }
     }
 }
 

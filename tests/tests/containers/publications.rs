@@ -106,6 +106,26 @@ fn bases_of_different_owners_tenants_and_snapshots_are_separate() {
 }
 
 #[test]
+fn base_of_an_administrator_is_not_shared_with_untrusted_requests() {
+    let env = TestEnv::new();
+    let source = env.machine.directory("source");
+    fs::write(source.join("file"), "weights").unwrap();
+    let agent = env.machine.agent(&format!("{}\ninline_sources = [\"file\"]", config(&env.machine)));
+    let path = |key: &str, trusted: bool| {
+        let request = json!({"source": format!("file://{}", source.display()), "trusted": trusted});
+        publish(&agent, key, &request)["path"].clone()
+    };
+    let [trusted, pod, other] =
+        [("trusted", true), ("pod", false), ("other", false)].map(|(key, trusted)| path(key, trusted));
+    assert!(trusted != pod && pod == other, "{trusted} {pod} {other}");
+    assert_eq!(bases(&env.machine).len(), 2);
+    for key in ["trusted", "pod", "other"] {
+        unpublish(&agent, key);
+    }
+    assert_nothing_left(&env);
+}
+
+#[test]
 fn publication_outlives_its_caller_and_is_joined() {
     let env = TestEnv::new();
     let bytes = env.put("file", 2 * MIB);
