@@ -288,7 +288,11 @@ impl Publication {
         let interrupted = |text: &str| Err(Failure::new(Kind::Interrupted, text));
         tokio::select! {
             biased;
-            () = self.await_cancellation_or_suspension() => interrupted("it was cancelled"),
+            // Whoever waits for it is to ask the next agent.
+            () = self.await_cancellation_or_suspension() => match self.is_suspended() {
+                true => Err(Failure::closing()),
+                false => interrupted("it was cancelled"),
+            },
             () = abandoned => interrupted("nobody has asked for it for five minutes"),
             done = work => done,
         }
@@ -377,7 +381,10 @@ mod tests {
         assert!(failure.is(Kind::Interrupted) && begin.elapsed() >= ABANDON_TIMEOUT);
         let kept = publication(r#"{"source": "hf://o/m", "keep": true}"#);
         assert!(tokio::time::timeout(ABANDON_TIMEOUT * 3, kept.unless_cancelled(pending())).await.is_err());
+        kept.suspend();
+        let failure = kept.unless_cancelled(pending()).await.expect_err("suspended");
+        assert_eq!(failure.kind, Failure::CLOSING, "whoever waits is to ask the next agent");
         kept.cancel();
-        kept.unless_cancelled(pending()).await.expect_err("cancelled");
+        assert!(kept.unless_cancelled(pending()).await.expect_err("cancelled").is(Kind::Interrupted));
     }
 }
