@@ -157,7 +157,11 @@ impl Publications {
         }
         let _alive = self.lifecycle.begin()?;
         if let Some(published) = self.find_published(key, &request) {
-            return self.republish(&published, &request).await;
+            if self.is_shown(&published).await {
+                return self.republish(&published, &request).await;
+            }
+            // Somebody else has unmounted it: it is published anew.
+            published.cancel();
         }
         let target = self.check(key, &request).await?;
         let publication = loop {

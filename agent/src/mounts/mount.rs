@@ -168,6 +168,15 @@ impl ManagedMount {
         Ok(())
     }
 
+    /// Whether its mount point shows it: somebody else may have unmounted it. Blocks on the kernel.
+    ///
+    /// # Errors
+    /// Those of [`Attachment::is_mounted`].
+    pub fn is_mounted(&self) -> Result<bool> {
+        let _changing = self.changing.lock();
+        self.attachment().is_mounted()
+    }
+
     /// Whether the mount is detached: it lives on only for the processes that use it.
     pub fn is_detached(&self) -> bool {
         self.detached.load(Ordering::Relaxed)
