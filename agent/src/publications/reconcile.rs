@@ -5,6 +5,8 @@
 //! A hook or an epilog that was not run, or found no agent, leaves a publication to the end of its container or job as well.
 
 use std::collections::HashSet;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +14,7 @@ use std::time::Duration;
 use bdnfs::error::Result;
 use bdnfs::task::blocking;
 use bdnfs_fs::mounts;
+use rustix::process::geteuid;
 
 use super::Publications;
 use super::base::Base;
@@ -224,5 +227,9 @@ fn restore_bind(target: &BindTarget, base: Option<&Base>) -> Result<bool> {
 fn has_ended_job(publication: &Publication) -> bool {
     let target = publication.target.as_ref().filter(|_| publication.key.starts_with(SLURM_KEY_PREFIX));
     let state = target.and_then(|target| Some(target.path().parent()?.join(SLURM_STATE_FILE)));
-    state.is_some_and(|state| state.try_exists().is_ok_and(|exists| !exists))
+    // The directory is the user's: what they put in its place is no state.
+    state.is_some_and(|state| match state.symlink_metadata() {
+        Ok(found) => !found.is_file() || found.uid() != geteuid().as_raw(),
+        Err(error) => error.kind() == ErrorKind::NotFound,
+    })
 }
