@@ -32,6 +32,8 @@ pub struct ManagedMount {
     record: MountRecord,
     /// The request that made the mount, with its secrets.
     request: MountRequest,
+    /// Whether an earlier agent has mounted it, and this one goes on with that mount.
+    resumed: bool,
     staged: AtomicBool,
     detached: AtomicBool,
     /// Whether the fd store has its descriptors, so that it outlives this process.
@@ -54,6 +56,8 @@ impl ManagedMount {
         Self {
             snapshot,
             mountpoint: attachment.mountpoint().to_owned(),
+            // It may become native later.
+            resumed: attachment.is_resumed() || attachment.is_native(),
             attachment: RwLock::new(Arc::new(attachment)),
             changing: Mutex::default(),
             record,
@@ -85,6 +89,11 @@ impl ManagedMount {
     /// The request that made the mount, with its secrets.
     pub fn request(&self) -> &MountRequest {
         &self.request
+    }
+
+    /// Whether an earlier agent has mounted it: what was bound then shows it.
+    pub fn is_resumed(&self) -> bool {
+        self.resumed
     }
 
     /// Sets whether the fd store has its descriptors.

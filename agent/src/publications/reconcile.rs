@@ -105,7 +105,10 @@ impl Publications {
         let path = record.base.clone();
         let publication = Arc::new(Publication::restore(key, record, target));
         match &base {
-            Some(base) => publication.set_base(Some(Arc::clone(base))),
+            Some(base) => {
+                publication.set_base(Some(Arc::clone(base)));
+                self.note_lost_mount(&publication, base);
+            }
             None => publication.set_lost_base(path),
         }
         let Some(target) = &publication.target else { return (Arc::clone(&publication), base.is_some()) };
@@ -117,6 +120,17 @@ impl Publications {
             publication.set_bound();
         }
         (publication, is_bound)
+    }
+
+    /// Notes that the base of a publication of an earlier run was mounted anew, for this agent and the next.
+    fn note_lost_mount(&self, publication: &Publication, base: &Base) {
+        if base.mount().is_none_or(|mount| mount.is_resumed()) || publication.has_lost_mount() {
+            return;
+        }
+        publication.set_lost_mount();
+        if let Err(error) = self.records.put(&publication.key, &publication.record(Some(base), &self.boot)) {
+            tracing::warn!("publication {}: {error}", publication.key);
+        }
     }
 
     /// Publishes the named sources, and reconciles, every few minutes. Never ends.
