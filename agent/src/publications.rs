@@ -26,6 +26,7 @@ mod trust;
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bdnfs::boot;
@@ -81,6 +82,8 @@ pub struct Publications {
     last_boot: HashSet<PathBuf>,
     boot: String,
     table: Mutex<BTreeMap<String, Arc<Publication>>>,
+    /// Whether [`end_all`](Self::end_all) was called: nothing new is begun, which it would miss.
+    ending: AtomicBool,
 }
 
 impl Publications {
@@ -112,9 +115,20 @@ impl Publications {
         let directory = config.bases.clone().unwrap_or_else(|| cache.join(BASES_DIRECTORY));
         let bases = Bases::open(&directory, Arc::clone(&mounts), admission)?;
         let is_empty = last_run.values().all(|record| record.pending.is_some());
-        let (last_run, table) = (Mutex::new(last_run), Mutex::default());
-        let publications =
-            Self { config, mounts, lifecycle, mirrors, bases, records, last_run, last_boot, boot, table };
+        let (last_run, table, ending) = (Mutex::new(last_run), Mutex::default(), AtomicBool::new(false));
+        let publications = Self {
+            config,
+            mounts,
+            lifecycle,
+            mirrors,
+            bases,
+            records,
+            last_run,
+            last_boot,
+            boot,
+            table,
+            ending,
+        };
         if is_empty {
             publications.remove_devices();
         }
@@ -143,7 +157,11 @@ impl Publications {
         }
         let _alive = self.lifecycle.begin()?;
         if let Some(published) = self.find_published(key, &request) {
-            return self.republish(&published, &request).await;
+            if self.is_shown(&published).await {
+                return self.republish(&published, &request).await;
+            }
+            // Somebody else has unmounted it: it is published anew.
+            published.cancel();
         }
         let target = self.check(key, &request).await?;
         let publication = loop {
@@ -240,6 +258,9 @@ impl Publications {
             let at = target.map_or_else(PathBuf::new, BindTarget::path);
             return Err(exists(format!("{} is published at {} already", other.source, at.display())));
         }
+        if self.ending.load(Ordering::Acquire) {
+            return Err(Failure::closing());
+        }
         let new = Arc::new(Publication::new(key.to_owned(), request.clone(), target.cloned())?);
         table.insert(key.to_owned(), Arc::clone(&new));
         Ok((new, true))
@@ -289,6 +310,7 @@ impl Publications {
 
     /// Ends pending publications, which the next agent resumes; with `all` for good, and published ones too.
     pub async fn end_all(self: &Arc<Self>, all: bool) {
+        self.ending.store(true, Ordering::Release);
         if all {
             let publications = Arc::clone(self);
             // No container is to be started with what is about to go. That it failed is logged.

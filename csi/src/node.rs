@@ -137,7 +137,11 @@ impl NodeService {
                 tracing::warn!("volume {id} stays published: {}", refused.message());
                 return Ok(());
             }
-            Err(refused) => return Err(refused),
+            Err(refused) => {
+                // The kubelet asks no more, so nothing of it may be left: it was begun under other rules.
+                self.unpublish(&key, until).await?;
+                return Err(refused);
+            }
         };
         if let VolumeOptions::Written(request) = &options {
             written_volume::check(request, readonly, mode)?;
@@ -174,6 +178,16 @@ impl NodeService {
         let written = retry_while_away(until, || self.agent.volume(key)).await;
         let source = known(source)?.is_some_and(|status| status.state == PublicationState::Published);
         Ok(source || known(written)?.is_some_and(|status| status.state == ContainerVolumeState::Published))
+    }
+
+    /// Ends what is published, or is about to be.
+    async fn unpublish(&self, key: &str, until: Instant) -> Result<(), Status> {
+        let end = || async {
+            // Only the agent knows which of the two it is.
+            self.agent.unpublish_volume(key).await?;
+            self.agent.unpublish(key).await
+        };
+        retry_while_away(until, end).await.map_err(|error| status_code::status(&error, true))
     }
 
     /// Claims the volume `id` for the publication `key`, and refuses a second target. A published one needs no claim.
@@ -305,16 +319,7 @@ impl Node for NodeService {
         self.announced.lock().remove(&key);
         // Fails where no call wants to know.
         let _ = self.unpublished.send(key.clone());
-        let end = || async {
-            // Only the agent knows which of the two it is.
-            self.agent.unpublish_volume(&key).await?;
-            self.agent.unpublish(&key).await
-        };
-        let ended = async {
-            let ended = retry_while_away(deadline.hold, end).await;
-            ended.map_err(|error| status_code::status(&error, true))
-        };
-        deadline.bound(ended).await?;
+        deadline.bound(self.unpublish(&key, deadline.hold)).await?;
         Ok(Response::new(csi::NodeUnpublishVolumeResponse {}))
     }
 

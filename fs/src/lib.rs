@@ -292,7 +292,10 @@ impl Mount {
     }
 
     /// Whether the mount point still shows this mount.
-    fn is_mounted(&self) -> Result<bool> {
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk) when the mount table can't be read.
+    pub fn is_mounted(&self) -> Result<bool> {
         Ok(mounts::at(&self.mountpoint)?.is_some_and(|mounted| mounted.device == self.device))
     }
 }

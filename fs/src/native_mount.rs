@@ -219,7 +219,7 @@ impl NativeMount {
     }
 
     /// Whether the mount point shows it.
-    fn is_on_top(&self) -> bool {
+    pub fn is_on_top(&self) -> bool {
         mount_id(CWD, &self.mountpoint, AtFlags::NO_AUTOMOUNT) == Ok(self.id)
     }
 }

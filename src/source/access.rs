@@ -159,8 +159,12 @@ impl Access {
         self.secret_name().is_some() && self.secrets.iter().any(is_lost)
     }
 
-    /// Whether a secret that came with `other` may replace the one of this: both are credentials, or tokens for the same role.
+    /// Whether a secret that came with `other` may replace the one of this: both are credentials, or tokens for the same role, and
+    /// both are [explicit only](Self::explicit_only), or neither: others may name files of this machine, which are not checked again.
     pub fn has_same_identity(&self, other: &Self) -> bool {
+        if self.explicit_only != other.explicit_only {
+            return false;
+        }
         match (&self.auth, &other.auth) {
             (Some(AuthMethod::Secret { .. }), Some(AuthMethod::Secret { .. })) => true,
             (own, other) => own == other,
@@ -282,6 +286,9 @@ mod tests {
             assert!(!role("a", "null").has_same_identity(&other), "{other:?}");
             assert!(!other.has_same_identity(&role("a", "null")), "{other:?}");
         }
+        let of_a_pod = Access { explicit_only: true, ..secret("a") };
+        assert!(of_a_pod.has_same_identity(&of_a_pod));
+        assert!(!secret("a").has_same_identity(&of_a_pod) && !of_a_pod.has_same_identity(&secret("a")));
     }
 
     #[test]

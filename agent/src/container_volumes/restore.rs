@@ -47,13 +47,10 @@ impl ContainerVolumes {
         record.volumes.get_or_insert_with(|| self.volumes.directory().to_owned());
         let is_same_boot = record.boot == self.boot;
         let wanted = record.request.target.clone();
-        let target = wanted.as_ref().and_then(|target| BindTarget::locate(target, &self.targets).ok());
-        let is_bound = match (&wanted, &target) {
-            (None, _) => true,
-            (_, target) => {
-                target.as_ref().is_some_and(|target| target.mounted().is_ok_and(|at| at.is_some()))
-            }
-        };
+        // The configured targets may have changed, and what is bound is still written to, and to be unbound.
+        let locate = |path| BindTarget::locate(path, &self.targets).unwrap_or_else(|_| BindTarget::at(path));
+        let target = wanted.as_deref().map(locate);
+        let is_bound = target.as_ref().is_none_or(|target| target.mounted().is_ok_and(|at| at.is_some()));
         let tenant = record.request.tenant.clone();
         let tenant = tenant.unwrap_or_else(|| self.mounts.mounter().engine.tenant().to_owned());
         let directory = WritableDirectory::new(&self.volumes, &tenant, &record);

@@ -13,7 +13,7 @@
 mod plugin_protocol;
 mod written_volumes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use bdnfs::backoff::jittered;
 use bdnfs::boot;
 use bdnfs::error::{Kind, Result};
 use bdnfs::source::AuthMethod;
-use bdnfs::task::blocking;
+use bdnfs::task::{blocking, lost};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -140,7 +140,9 @@ impl DockerVolumes {
             }
         }
         self.end_forgotten().await;
+        let mut orphans = HashSet::new();
         loop {
+            orphans = self.end_orphans(&orphans).await;
             for DockerVolume { name, content, .. } in self.all() {
                 let VolumeContent::Source(request) = content else { continue };
                 if let Err(failure) =
@@ -153,11 +155,39 @@ impl DockerVolumes {
         }
     }
 
-    /// Creates a volume, once its source was found; its staging goes on. It is no error to create the same again.
+    /// Ends the publications without a volume, now and when `orphans` was found: a create or remove that is under way has such a
+    /// one, but not for so long. Returns those without a volume now.
+    async fn end_orphans(&self, orphans: &HashSet<String>) -> HashSet<String> {
+        let all = self.publications.list().into_iter().map(|status| status.key);
+        let mut found: HashSet<_> = all.filter(|key| key.starts_with(&format!("{KEY_RUNTIME}-"))).collect();
+        for volume in self.all() {
+            found.remove(&key(&volume.name));
+        }
+        for key in found.intersection(orphans) {
+            if let Err(failure) = self.publications.unpublish(key).await {
+                tracing::warn!("publication {key} has no volume, and cannot be ended: {failure}");
+            }
+        }
+        found
+    }
+
+    /// Creates a volume, once its source was found; its staging goes on. It is no error to create the same again. Dropping the
+    /// future does not stop it: a publication without a volume could be removed by nobody.
     ///
     /// # Errors
     /// Why it can't be published; then nothing of it is left. [`Failure::EXISTS`] for a name that another volume has.
     async fn create(
+        self: &Arc<Self>,
+        name: String,
+        options: BTreeMap<String, String>,
+        by: VolumeRuntime,
+    ) -> ApiResult<()> {
+        let volumes = Arc::clone(self);
+        let created = tokio::spawn(async move { volumes.publish_new(name, options, by).await });
+        created.await.unwrap_or_else(|error| Err(lost(error).into()))
+    }
+
+    async fn publish_new(
         self: &Arc<Self>,
         name: String,
         options: BTreeMap<String, String>,

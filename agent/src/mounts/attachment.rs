@@ -53,6 +53,17 @@ impl Attachment {
         }
     }
 
+    /// Whether the mount point shows it, and not another mount, or none.
+    ///
+    /// # Errors
+    /// Those of [`Mount::is_mounted`].
+    pub fn is_mounted(&self) -> Result<bool> {
+        match self {
+            Self::Fuse(mount) => mount.is_mounted(),
+            Self::Native(mount) => Ok(mount.is_on_top()),
+        }
+    }
+
     /// Waits until it has ended, for whatever reason.
     pub async fn await_end(&self) {
         match self {

@@ -32,6 +32,8 @@ pub struct ManagedMount {
     record: MountRecord,
     /// The request that made the mount, with its secrets.
     request: MountRequest,
+    /// Whether an earlier agent has mounted it, and this one goes on with that mount.
+    resumed: bool,
     staged: AtomicBool,
     detached: AtomicBool,
     /// Whether the fd store has its descriptors, so that it outlives this process.
@@ -54,6 +56,8 @@ impl ManagedMount {
         Self {
             snapshot,
             mountpoint: attachment.mountpoint().to_owned(),
+            // It may become native later.
+            resumed: attachment.is_resumed() || attachment.is_native(),
             attachment: RwLock::new(Arc::new(attachment)),
             changing: Mutex::default(),
             record,
@@ -85,6 +89,11 @@ impl ManagedMount {
     /// The request that made the mount, with its secrets.
     pub fn request(&self) -> &MountRequest {
         &self.request
+    }
+
+    /// Whether an earlier agent has mounted it: what was bound then shows it.
+    pub fn is_resumed(&self) -> bool {
+        self.resumed
     }
 
     /// Sets whether the fd store has its descriptors.
@@ -166,6 +175,15 @@ impl ManagedMount {
         self.attachment().unmount()?;
         self.detached.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Whether its mount point shows it: somebody else may have unmounted it. Blocks on the kernel.
+    ///
+    /// # Errors
+    /// Those of [`Attachment::is_mounted`].
+    pub fn is_mounted(&self) -> Result<bool> {
+        let _changing = self.changing.lock();
+        self.attachment().is_mounted()
     }
 
     /// Whether the mount is detached: it lives on only for the processes that use it.

@@ -1,12 +1,11 @@
 //! Bases: a node's one mount of a tenant's snapshot with an owner, for all its publications.
 
-use std::collections::HashMap;
 use std::fs::DirBuilder;
 use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -27,7 +26,7 @@ use crate::text;
 /// The fault of a publication whose base is not mounted any more.
 pub const ENDED_MOUNT_FAULT: &str = "its mount has ended: restart the containers that have it";
 
-/// The key of a base: the snapshot that it shows, the owner of its files, and the role that it is read by.
+/// The key of a base: the snapshot that it shows, the owner of its files, and the identity that it is read by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BaseKey {
     /// The tenant.
@@ -40,6 +39,8 @@ pub struct BaseKey {
     pub gid: Option<u32>,
     /// The role that is assumed with the tokens of pods: only those of its own pods can renew its keys.
     pub role: Option<AuthMethod>,
+    /// Whether it is read by what pods, containers or jobs gave only: none of their secrets is to replace an administrator's.
+    pub explicit_only: bool,
 }
 
 /// A base: the one mount of a snapshot that publications bind.
@@ -51,6 +52,10 @@ pub struct Base {
     staged: OnceCell<()>,
     /// When staging began.
     staging_since: OnceLock<Instant>,
+    /// How many publications have it. It is changed while the table of bases is locked.
+    users: AtomicUsize,
+    /// Whether none joins it any more, since somebody else has unmounted it: it is there for those that have it.
+    superseded: AtomicBool,
 }
 
 /// The bases of an agent.
@@ -59,7 +64,7 @@ pub struct Bases {
     directory: PathBuf,
     mounts: Arc<MountManager>,
     admission: Arc<AdmissionQueue>,
-    table: Mutex<HashMap<BaseKey, (Arc<Base>, usize)>>,
+    table: Mutex<Vec<Arc<Base>>>,
     /// The directory that was made last. None is made twice: an ended mount at the same path may have the device number that the
     /// kernel gives to the new one.
     last_number: AtomicU64,
@@ -69,8 +74,9 @@ impl BaseKey {
     /// The key of the base for `request`, which shows `snapshot` to `tenant`.
     pub fn new(tenant: String, snapshot: Digest, request: &MountRequest) -> Self {
         let is_role = |auth: &AuthMethod| matches!(auth, AuthMethod::AwsPodOidc { .. });
-        let role = request.weights.access.auth.clone().filter(is_role);
-        Self { tenant, snapshot, uid: request.uid, gid: request.gid, role }
+        let access = &request.weights.access;
+        let (role, explicit_only) = (access.auth.clone().filter(is_role), access.explicit_only);
+        Self { tenant, snapshot, uid: request.uid, gid: request.gid, role, explicit_only }
     }
 }
 
@@ -93,6 +99,14 @@ impl Base {
     /// Whether all of it was local, verified and leased.
     pub fn is_staged(&self) -> bool {
         self.staged.initialized()
+    }
+
+    /// Whether it was mounted, and somebody else has unmounted it, or covers it: its path shows something else. Blocks on the kernel.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk) when the mount table can't be read.
+    pub fn is_unmounted(&self) -> Result<bool> {
+        self.mount().map_or(Ok(false), |mount| Ok(!mount.is_mounted()?))
     }
 
     /// What is wrong with it, in one line: its mount has ended, or it has lost staged blocks. Needs no disk.
@@ -159,24 +173,32 @@ impl Bases {
         mountpoint.parent() == Some(&self.directory)
     }
 
-    /// The base for `key`, which is there until it is [released](Self::release). Touches the local disk.
+    /// The base for `key`, which is there until it is [released](Self::release): another one where that was unmounted by somebody
+    /// else. Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub fn join(&self, key: BaseKey) -> Result<Arc<Base>> {
-        if let Some((base, users)) = self.table.lock().get_mut(&key) {
-            *users += 1;
-            return Ok(Arc::clone(base));
+        let known = || joinable(&self.table.lock(), &key).cloned();
+        while let Some(base) = known()
+            && base.is_unmounted()?
+        {
+            tracing::warn!("{} was unmounted by somebody else; it is mounted anew", base.path.display());
+            base.superseded.store(true, Relaxed);
+        }
+        if let Some(base) = joinable(&self.table.lock(), &key) {
+            return Ok(base.join());
         }
         let path = self.new_directory()?;
         let mut table = self.table.lock();
-        let (base, users) = table.entry(key.clone()).or_insert_with(|| (Base::new(key, path.clone()), 0));
-        *users += 1;
-        if base.path != path {
+        if let Some(base) = joinable(&table, &key) {
             // Another call was faster.
             let _ = std::fs::remove_dir(path);
+            return Ok(base.join());
         }
-        Ok(Arc::clone(base))
+        let base = Base::new(key, path);
+        table.push(Arc::clone(&base));
+        Ok(base.join())
     }
 
     /// The base of an earlier run with this mount.
@@ -186,13 +208,17 @@ impl Bases {
         let key = BaseKey::new(tenant, mount.snapshot().tree_id(), mount.request());
         let mut table = self.table.lock();
         let path = mount.mountpoint().to_owned();
-        let (base, users) = table.entry(key.clone()).or_insert_with(|| (Base::new(key, path), 0));
-        *users += 1;
+        // Several may have one key, where one of them was unmounted by somebody else.
+        let base = table.iter().find(|base| base.path == path).cloned().unwrap_or_else(|| {
+            let base = Base::new(key, path);
+            table.push(Arc::clone(&base));
+            base
+        });
         base.mount.set(mount).ok();
         if is_staged {
             base.staged.set(()).ok();
         }
-        Arc::clone(base)
+        base.join()
     }
 
     /// An empty directory. The lowest number that is free: one that is used holds a mount.
@@ -232,7 +258,7 @@ impl Bases {
 
     /// Fetches again what bases have lost, where that failed before.
     pub fn retry_refills(&self) {
-        let bases: Vec<_> = self.table.lock().values().map(|(base, _)| Arc::clone(base)).collect();
+        let bases = self.table.lock().clone();
         bases.iter().for_each(|base| base.retry_refill());
     }
 
@@ -240,12 +266,10 @@ impl Bases {
     pub async fn release(&self, base: &Arc<Base>, wait: bool) {
         {
             let mut table = self.table.lock();
-            let Some((_, users)) = table.get_mut(&base.key) else { return };
-            *users -= 1;
-            if *users > 0 {
+            if base.users.fetch_sub(1, Relaxed) > 1 {
                 return;
             }
-            table.remove(&base.key);
+            table.retain(|known| !Arc::ptr_eq(known, base));
         }
         if let Some(mount) = base.mount() {
             let id = mount.id();
@@ -267,7 +291,19 @@ impl Bases {
 
 impl Base {
     fn new(key: BaseKey, path: PathBuf) -> Arc<Self> {
-        let (mount, staged) = (OnceCell::new(), OnceCell::new());
-        Arc::new(Self { key, path, mount, staged, staging_since: OnceLock::new() })
+        let (mount, staged, staging_since) = (OnceCell::new(), OnceCell::new(), OnceLock::new());
+        let (users, superseded) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Arc::new(Self { key, path, mount, staged, staging_since, users, superseded })
     }
+
+    /// Counts one more user, with the table locked.
+    fn join(self: &Arc<Self>) -> Arc<Self> {
+        self.users.fetch_add(1, Relaxed);
+        Arc::clone(self)
+    }
+}
+
+/// The base in `table` that a publication with `key` joins.
+fn joinable<'a>(table: &'a [Arc<Base>], key: &BaseKey) -> Option<&'a Arc<Base>> {
+    table.iter().find(|base| base.key == *key && !base.superseded.load(Relaxed))
 }

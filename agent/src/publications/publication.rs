@@ -46,6 +46,8 @@ pub struct Publication {
     bound: AtomicBool,
     /// The base of an earlier run, as long as that could not be restored.
     lost_base: Mutex<Option<PathBuf>>,
+    /// Whether containers may still have a mount that has ended with an earlier agent.
+    lost_mount: AtomicBool,
 }
 
 /// The progress of a publication: its step, base and last event.
@@ -104,10 +106,12 @@ impl Publication {
 
     /// A publication of an earlier run.
     pub fn restore(key: String, record: PublicationRecord, target: Option<BindTarget>) -> Self {
-        let PublicationRecord { request, pending, .. } = record;
+        let PublicationRecord { request, pending, lost_mount, .. } = record;
         let identity = PublicationRequest { consumer: None, keep: false, ..request.clone() };
         let complete = pending.is_some_and(|pending| !pending.lacks_secrets).then(|| request.clone());
-        Self::with_identity(key, request, complete, identity, target)
+        let restored = Self::with_identity(key, request, complete, identity, target);
+        restored.lost_mount.store(lost_mount, Ordering::Relaxed);
+        restored
     }
 
     fn with_identity(
@@ -137,6 +141,7 @@ impl Publication {
             waiters: Mutex::new(WaiterCount { waiting: 0, last: Instant::now() }),
             bound: AtomicBool::new(false),
             lost_base: Mutex::default(),
+            lost_mount: AtomicBool::new(false),
         }
     }
 
@@ -177,7 +182,8 @@ impl Publication {
         let lacks_secrets = complete.as_ref().is_none_or(|known| identity(known).is_ok_and(|(_, had)| had));
         let pending = base.is_none().then_some(PendingRecord { lacks_secrets });
         let base = base.map_or_else(PathBuf::new, |base| base.path().to_owned());
-        PublicationRecord { request: self.request.clone(), base, boot: boot.to_owned(), pending }
+        let (request, lost_mount) = (self.request.clone(), self.has_lost_mount());
+        PublicationRecord { request, base, boot: boot.to_owned(), pending, lost_mount }
     }
 
     /// The base of the publication, once it has one.
@@ -288,7 +294,11 @@ impl Publication {
         let interrupted = |text: &str| Err(Failure::new(Kind::Interrupted, text));
         tokio::select! {
             biased;
-            () = self.await_cancellation_or_suspension() => interrupted("it was cancelled"),
+            // Whoever waits for it is to ask the next agent.
+            () = self.await_cancellation_or_suspension() => match self.is_suspended() {
+                true => Err(Failure::closing()),
+                false => interrupted("it was cancelled"),
+            },
             () = abandoned => interrupted("nobody has asked for it for five minutes"),
             done = work => done,
         }
@@ -319,7 +329,8 @@ impl Publication {
             _ => state.message,
         };
         let ended = || Some(ENDED_MOUNT_FAULT.to_owned());
-        let fault = if is_published { base.as_ref().map_or_else(ended, |base| base.fault()) } else { None };
+        let live = base.as_ref().filter(|_| !self.has_lost_mount());
+        let fault = if is_published { live.map_or_else(ended, |base| base.fault()) } else { None };
         let path = || match &self.target {
             Some(target) => Some(target.path()),
             None => base.as_ref().map(|base| base.path().to_owned()),
@@ -377,7 +388,10 @@ mod tests {
         assert!(failure.is(Kind::Interrupted) && begin.elapsed() >= ABANDON_TIMEOUT);
         let kept = publication(r#"{"source": "hf://o/m", "keep": true}"#);
         assert!(tokio::time::timeout(ABANDON_TIMEOUT * 3, kept.unless_cancelled(pending())).await.is_err());
+        kept.suspend();
+        let failure = kept.unless_cancelled(pending()).await.expect_err("suspended");
+        assert_eq!(failure.kind, Failure::CLOSING, "whoever waits is to ask the next agent");
         kept.cancel();
-        kept.unless_cancelled(pending()).await.expect_err("cancelled");
+        assert!(kept.unless_cancelled(pending()).await.expect_err("cancelled").is(Kind::Interrupted));
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bdnfs::error::Result;
+use bdnfs::error::{Error, Kind, Result};
 use bdnfs::task::blocking;
 
 use super::base::{Base, BaseKey};
@@ -44,6 +44,10 @@ impl Publications {
         publication.unless_cancelled(std::future::ready(Ok(()))).await?;
         let (publications, bound, of) = (Arc::clone(self), Arc::clone(publication), Arc::clone(&base));
         blocking(move || {
+            if of.is_unmounted()? {
+                let text = format!("{} was unmounted by somebody else; try again", of.path().display());
+                return Err(Error::new(Kind::Interrupted, text));
+            }
             // Written first, so that no bind is without a record.
             publications.records.put(&bound.key, &bound.record(Some(&of), &publications.boot))?;
             let Some(target) = &bound.target else { return Ok(()) };

@@ -5,6 +5,8 @@
 //! A hook or an epilog that was not run, or found no agent, leaves a publication to the end of its container or job as well.
 
 use std::collections::HashSet;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +14,7 @@ use std::time::Duration;
 use bdnfs::error::Result;
 use bdnfs::task::blocking;
 use bdnfs_fs::mounts;
+use rustix::process::geteuid;
 
 use super::Publications;
 use super::base::Base;
@@ -102,7 +105,10 @@ impl Publications {
         let path = record.base.clone();
         let publication = Arc::new(Publication::restore(key, record, target));
         match &base {
-            Some(base) => publication.set_base(Some(Arc::clone(base))),
+            Some(base) => {
+                publication.set_base(Some(Arc::clone(base)));
+                self.note_lost_mount(&publication, base);
+            }
             None => publication.set_lost_base(path),
         }
         let Some(target) = &publication.target else { return (Arc::clone(&publication), base.is_some()) };
@@ -114,6 +120,17 @@ impl Publications {
             publication.set_bound();
         }
         (publication, is_bound)
+    }
+
+    /// Notes that the base of a publication of an earlier run was mounted anew, for this agent and the next.
+    fn note_lost_mount(&self, publication: &Publication, base: &Base) {
+        if base.mount().is_none_or(|mount| mount.is_resumed()) || publication.has_lost_mount() {
+            return;
+        }
+        publication.set_lost_mount();
+        if let Err(error) = self.records.put(&publication.key, &publication.record(Some(base), &self.boot)) {
+            tracing::warn!("publication {}: {error}", publication.key);
+        }
     }
 
     /// Publishes the named sources, and reconciles, every few minutes. Never ends.
@@ -224,5 +241,9 @@ fn restore_bind(target: &BindTarget, base: Option<&Base>) -> Result<bool> {
 fn has_ended_job(publication: &Publication) -> bool {
     let target = publication.target.as_ref().filter(|_| publication.key.starts_with(SLURM_KEY_PREFIX));
     let state = target.and_then(|target| Some(target.path().parent()?.join(SLURM_STATE_FILE)));
-    state.is_some_and(|state| state.try_exists().is_ok_and(|exists| !exists))
+    // The directory is the user's: what they put in its place is no state.
+    state.is_some_and(|state| match state.symlink_metadata() {
+        Ok(found) => !found.is_file() || found.uid() != geteuid().as_raw(),
+        Err(error) => error.kind() == ErrorKind::NotFound,
+    })
 }

@@ -21,6 +21,9 @@ pub struct PublicationRecord {
     /// The part for a pending one. An agent that knows only published ones takes it for one that has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending: Option<PendingRecord>,
+    /// Whether its base was lost once with its agent: containers may still have that mount, which is dead.
+    #[serde(default)]
+    pub lost_mount: bool,
 }
 
 /// The part of a record that only a pending publication has.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bdnfs::task::blocking;
 
+use super::bind::BindTarget;
 use super::publication::Publication;
 use super::{Publications, trust};
 use crate::api::ApiResult;
@@ -15,6 +16,18 @@ impl Publications {
         let found = self.table.lock().get(key).cloned()?;
         let is_it = found.is_published() && !found.is_cancelled() && found.is_same_but_for_rules(request);
         is_it.then_some(found)
+    }
+
+    /// Whether whoever asks again for a published one finds its content: in its base, or at its target, which outlives that. Where
+    /// this can't be told, it is likely: nothing is taken away.
+    pub(super) async fn is_shown(&self, publication: &Arc<Publication>) -> bool {
+        let own = Arc::clone(publication);
+        let is_shown = move || {
+            let is_unmounted = own.base().is_some_and(|base| base.is_unmounted().unwrap_or(false));
+            let is_bound = |target: &BindTarget| !matches!(target.mounted(), Ok(None));
+            Ok(!is_unmounted || own.target.as_ref().is_some_and(is_bound))
+        };
+        blocking(is_shown).await.unwrap_or(true)
     }
 
     /// Answers a repeated request. What is published stays, but only a request that the rules allow brings new secrets.

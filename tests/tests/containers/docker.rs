@@ -279,6 +279,26 @@ fn volume_mount_beyond_podmans_timeout_fails_with_progress_and_staging_goes_on()
 }
 
 #[test]
+fn volume_whose_create_was_given_up_is_created_and_can_be_removed() {
+    let plugin = Plugin::new();
+    plugin.env.proxy.set(NetworkFault { frozen: true, ..NetworkFault::default() });
+    let source = json!({"source": "s3://bucket", "secret": "keys", "endpoint": plugin.env.proxy.url()});
+    let body = json!({"Name": "volume", "Opts": source}).to_string();
+    let socket = plugin.socket.to_str().unwrap();
+    let url = "http://plugin/VolumeDriver.Create";
+    let words = ["-s", "-m", "1", "--unix-socket", socket, "-H", DOCKER, "-d", &body, url];
+    let given_up = plugin.env.machine.run_command(plugin.env.machine.program("curl", &words));
+    assert_eq!(given_up.code, Some(28), "curl has timed out: {given_up:?}");
+    plugin.env.proxy.set(NetworkFault::default());
+    eventually("it is published", || {
+        let volumes = plugin.succeed("List", DOCKER, "")["Volumes"].take();
+        volumes[0]["Status"]["state"] == "published"
+    });
+    plugin.succeed("Remove", DOCKER, "");
+    assert_eq!(bases(&plugin.env.machine), Vec::<PathBuf>::new());
+}
+
+#[test]
 fn volume_mounted_twice_with_one_id_is_unmounted_by_one_call() {
     let plugin = Plugin::new();
     let (code, answer) = plugin.call("Plugin.Activate", DOCKER, &json!({}));

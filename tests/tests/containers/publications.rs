@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::time::Duration;
 
 use bdnfs_tests::MIB;
@@ -106,6 +106,26 @@ fn bases_of_different_owners_tenants_and_snapshots_are_separate() {
 }
 
 #[test]
+fn base_of_an_administrator_is_not_shared_with_untrusted_requests() {
+    let env = TestEnv::new();
+    let source = env.machine.directory("source");
+    fs::write(source.join("file"), "weights").unwrap();
+    let agent = env.machine.agent(&format!("{}\ninline_sources = [\"file\"]", config(&env.machine)));
+    let path = |key: &str, trusted: bool| {
+        let request = json!({"source": format!("file://{}", source.display()), "trusted": trusted});
+        publish(&agent, key, &request)["path"].clone()
+    };
+    let [trusted, pod, other] =
+        [("trusted", true), ("pod", false), ("other", false)].map(|(key, trusted)| path(key, trusted));
+    assert!(trusted != pod && pod == other, "{trusted} {pod} {other}");
+    assert_eq!(bases(&env.machine).len(), 2);
+    for key in ["trusted", "pod", "other"] {
+        unpublish(&agent, key);
+    }
+    assert_nothing_left(&env);
+}
+
+#[test]
 fn publication_outlives_its_caller_and_is_joined() {
     let env = TestEnv::new();
     let bytes = env.put("file", 2 * MIB);
@@ -118,6 +138,38 @@ fn publication_outlives_its_caller_and_is_joined() {
     env.proxy.set(PASSING);
     assert_eq!(publish(&agent, "pod", &request)["state"], "published");
     assert_same(&bytes, &fs::read(target.join("file")).unwrap(), "what is published");
+}
+
+#[test]
+fn base_unmounted_by_an_administrator_is_mounted_anew() {
+    let env = TestEnv::new();
+    let bytes = env.put("file", 5);
+    let agent = env.machine.agent(&config(&env.machine));
+    let unbound = request(&env, "");
+    let [(first, first_target), (second, second_target)] =
+        ["first", "second"].map(|name| bound(&env, "", name));
+    let path = |key: &str, request| publish(&agent, key, request)["path"].as_str().unwrap().to_owned();
+    publish(&agent, "first", &first);
+    let base = path("unbound", &unbound);
+    rustix::mount::unmount(base.as_str(), rustix::mount::UnmountFlags::DETACH).unwrap();
+    publish(&agent, "second", &second);
+    assert_same(&bytes, &fs::read(second_target.join("file")).unwrap(), "what is bound later");
+    let anew = path("unbound", &unbound);
+    assert!(anew != base, "{anew}");
+    assert_same(&bytes, &fs::read(format!("{anew}/file")).unwrap(), "what is asked for again");
+    assert_eq!(bases(&env.machine), [std::path::PathBuf::from(&anew)]);
+    // The bind has outlived the base, and after it the agent that made it.
+    let devices = || [&first_target, &second_target].map(|target| fs::metadata(target).unwrap().dev());
+    let before = devices();
+    agent.crash();
+    let agent = env.machine.agent(&config(&env.machine));
+    publish(&agent, "first", &first);
+    assert_same(&bytes, &fs::read(first_target.join("file")).unwrap(), "what was bound before");
+    assert_eq!(devices()[1], before[1]);
+    for key in ["first", "unbound", "second"] {
+        unpublish(&agent, key);
+    }
+    assert_nothing_left(&env);
 }
 
 #[test]

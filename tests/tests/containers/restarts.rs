@@ -254,6 +254,18 @@ fn agent_without_its_fdstore_binds_publications_again() {
     fs::read_dir(&target).expect_err("nobody serves it");
     let agent = env.machine.agent(&config(&env.machine));
     assert_same(&bytes, &fs::read(target.join("file")).unwrap(), "what is bound again");
+    // Containers have copies of the old mount, which is dead.
+    let assert_abnormal = |status: Value| {
+        let message = status["message"].as_str().unwrap().to_owned();
+        assert!(status["abnormal"] == json!(true) && message.contains("restart the containers"), "{status}");
+    };
+    assert_abnormal(agent.get("/v1/publications/pod").json());
+    assert_eq!(publish(&agent, "later", &super::kit::request(&env, ""))["abnormal"], json!(false));
+    agent.crash();
+    let agent = env.machine.agent(&config(&env.machine));
+    assert_abnormal(publish(&agent, "pod", &request));
+    assert_eq!(agent.get("/v1/publications/later").json()["abnormal"], json!(false));
+    unpublish(&agent, "later");
     unpublish(&agent, "pod");
     assert_nothing_left(&env);
 }

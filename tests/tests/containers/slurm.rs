@@ -217,6 +217,28 @@ fn slurm_epilog_while_the_agent_is_away_leaves_nothing() {
     assert!(waiting.wait().unwrap().success());
     node.assert_released();
     assert!(!node.namespace.path("/run/bdnfs/jobs/7").exists());
+    // What the job's user makes of the state, whose directory is theirs, keeps nothing.
+    let replace = |job: u32| {
+        let state = node.namespace.path(&format!("/run/bdnfs/jobs/{job}/state"));
+        fs::remove_file(&state).unwrap();
+        fs::create_dir_all(state.join("full")).unwrap();
+    };
+    prolog(&node, 9);
+    replace(9);
+    let output = epilog(&node, 9);
+    assert!(output.code == Some(0) && output.err.is_empty(), "{output:?}");
+    node.assert_released();
+    prolog(&node, 10);
+    replace(10);
+    // The job runs again on the node.
+    prolog(&node, 10);
+    replace(10);
+    node.restart_agent(Signal::KILL, |_| ());
+    eventually("the agent ends what has no state", || {
+        node.agent.get("/v1/publications").json()["publications"] == serde_json::json!([])
+    });
+    epilog(&node, 10);
+    node.assert_released();
     // One that stays away finds out by itself.
     prolog(&node, 8);
     node.restart_agent(Signal::KILL, |node| {

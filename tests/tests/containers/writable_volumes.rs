@@ -7,6 +7,7 @@ use std::process::{Child, Stdio};
 use bdnfs_tests::agent::AgentProcess;
 use bdnfs_tests::filled_disk::FilledDisk;
 use bdnfs_tests::machine::Machine;
+use bdnfs_tests::mounts::is_mounted;
 use bdnfs_tests::process::eventually;
 use serde_json::{Value, json};
 
@@ -20,11 +21,13 @@ const PODMAN_ID: &str = "2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165
 struct WrittenPlugin {
     machine: Machine,
     agent: Option<AgentProcess>,
+    /// The agent's target directory, if not its own.
+    targets: Option<PathBuf>,
 }
 
 impl WrittenPlugin {
     fn new() -> Self {
-        let mut plugin = Self { machine: Machine::new(), agent: None };
+        let mut plugin = Self { machine: Machine::new(), agent: None, targets: None };
         plugin.start();
         plugin
     }
@@ -36,7 +39,18 @@ impl WrittenPlugin {
             mirror.display(),
             self.socket()
         );
-        self.agent = Some(self.machine.agent(&config));
+        let targets = self.targets.iter().map(|path| format!("[publications]\ntargets = [{path:?}]"));
+        self.agent = Some(self.machine.agent(&format!("{config}\n{}", targets.collect::<String>())));
+    }
+
+    /// Kills the agent, and starts another.
+    fn restart(&mut self) {
+        self.agent.take().unwrap().crash();
+        self.start();
+    }
+
+    fn agent(&self) -> &AgentProcess {
+        self.agent.as_ref().expect("an agent")
     }
 
     fn socket(&self) -> PathBuf {
@@ -155,6 +169,28 @@ fn written_volume_of_podman_has_another_job_each_time() {
     }
     plugin.await_saved();
     assert_eq!(sources.iter().map(|source| plugin.saved(source)).collect::<Vec<_>>(), ["1", "2"]);
+}
+
+#[test]
+fn written_volume_whose_target_lies_elsewhere_since_a_restart_goes_on_and_is_unbound() {
+    let mut plugin = WrittenPlugin::new();
+    plugin.targets = Some(plugin.machine.directory("targets"));
+    plugin.restart();
+    let target = plugin.machine.directory("targets").join("pod");
+    let request =
+        json!({"kind": "checkpoints", "name": "llama", "id": "1", "target": target, "trusted": true});
+    let answer = plugin.agent().ask("PUT", "/v1/volumes/pod", &request.to_string());
+    assert_eq!(answer.code, 200, "{}", answer.body);
+    write(&target, "one", "written");
+    plugin.targets = Some(plugin.machine.directory("elsewhere"));
+    plugin.restart();
+    let status = plugin.agent().get("/v1/volumes/pod").json();
+    assert_eq!(status["state"], "published", "{status}");
+    write(&target, "two", "written, too");
+    assert_eq!(plugin.agent().ask("DELETE", "/v1/volumes/pod", "").code, 200);
+    assert!(!is_mounted(&target));
+    plugin.await_saved();
+    assert_eq!(plugin.saved("bt://llama@1/two"), "written, too");
 }
 
 #[test]

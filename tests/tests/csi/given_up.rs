@@ -87,6 +87,21 @@ fn volume_staging_begins_anew_when_its_namespace_gets_another_tenant() {
 }
 
 #[test]
+fn volume_that_is_refused_while_it_is_staged_leaves_nothing() {
+    let node = KubernetesNode::new(SHORT_DEADLINE);
+    node.env.put("weights", 8 * MIB);
+    node.env.proxy.set(slow());
+    let volume = node.volume("pod");
+    assert_eq!(node.kubelet.publish(&volume).unwrap_err().code(), Code::Aborted);
+    let mut refused = volume.clone();
+    refused.context.insert("sauce".into(), "hf://o/m".into());
+    assert_eq!(node.kubelet.call_publish(&refused).unwrap_err().code(), Code::InvalidArgument);
+    // The kubelet asks no more.
+    assert_eq!(remaining(&node).0, 0);
+    eventually("its base ends", || remaining(&node) == (0, 0));
+}
+
+#[test]
 fn published_volume_that_the_rules_refuse_stays_while_the_agent_is_away() {
     let mut node = KubernetesNode::new(SHORT_DEADLINE);
     node.env.put("weights", MIB);

@@ -206,6 +206,28 @@ fn volume_outlives_a_killed_agent_and_driver() {
 }
 
 #[test]
+fn call_held_while_the_agent_is_replaced_goes_on_with_the_next_one() {
+    let mut node = KubernetesNode::new(CALL_DEADLINE);
+    node.env.put("weights", 8 * MIB);
+    node.env.proxy.set(NetworkFault { rate: Some(100_000), ..NetworkFault::default() });
+    let volume = node.volume("pod");
+    let (kubelet, env, agent) = (&node.kubelet, &node.env, node.agent.take().unwrap());
+    let agent = std::thread::scope(|scope| {
+        let held = scope.spawn(|| kubelet.call_publish(&volume));
+        eventually("it is staged", || agent.get("/v1/publications").body.contains(" of 8.4 MB, "));
+        agent.end();
+        env.proxy.set(NetworkFault::default());
+        let agent = env.machine.agent(&KubernetesNode::config(env));
+        held.join().unwrap().unwrap();
+        agent
+    });
+    node.agent = Some(agent);
+    assert!(is_local(&node.kubelet.target(&volume).join("weights")));
+    node.kubelet.unpublish(&volume).unwrap();
+    assert_eq!(remaining(&node), (0, 0));
+}
+
+#[test]
 fn unpublish_without_an_agent_is_unavailable_and_leaves_the_mount() {
     let mut node = KubernetesNode::new(SHORT_DEADLINE);
     node.env.put("weights", MIB);

@@ -1,6 +1,7 @@
 //! The end of a publication: asked for, awaited, failed.
 
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 
 use super::{Publication, Step};
 use crate::api::Failure;
@@ -69,6 +70,16 @@ impl Publication {
     /// Notes the base of an earlier run that could not be restored.
     pub fn set_lost_base(&self, base: PathBuf) {
         *self.lost_base.lock() = Some(base);
+    }
+
+    /// Notes that its base was mounted anew: containers keep the mount of an earlier agent, which is dead.
+    pub fn set_lost_mount(&self) {
+        self.lost_mount.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether containers may still have a mount that has ended with an earlier agent.
+    pub fn has_lost_mount(&self) -> bool {
+        self.lost_mount.load(Ordering::Relaxed)
     }
 
     /// Whether it is one of those whose base, at `path`, could not be restored.

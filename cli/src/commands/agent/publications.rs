@@ -97,16 +97,7 @@ impl PublicationSection {
             bail!("publications: targets, bases and cdi_file must be absolute paths, not {}", path.display());
         }
         let inline_sources = self.inline_sources.unwrap_or(default.inline_sources);
-        for allowed in &inline_sources {
-            let is_known = SOURCE_SCHEMES.contains(&allowed.as_str())
-                || allowed.contains("://") && allowed.parse::<Uri>().is_ok();
-            if !is_known {
-                bail!(
-                    "publications.inline_sources: {allowed:?} is neither a scheme ({}) nor the URI of a source",
-                    SOURCE_SCHEMES.join(", ")
-                );
-            }
-        }
+        let inline_sources = inline_sources.into_iter().map(inline_source).collect::<Result<_>>()?;
         let named = |(name, section): (String, SourceSection)| {
             let context = format!("sources.{name}");
             section.setup(name, secrets).context(context)
@@ -114,6 +105,20 @@ impl PublicationSection {
         let sources = sources.into_iter().map(named).collect::<Result<_>>()?;
         let Self { bases, cdi_file, inline_volumes, .. } = self;
         Ok(PublicationConfig { targets, bases, inline_sources, inline_volumes, sources, cdi_file })
+    }
+}
+
+/// A scheme, or the URI of a source in the canonical form, as those of requests are compared with it.
+fn inline_source(allowed: String) -> Result<String> {
+    if SOURCE_SCHEMES.contains(&allowed.as_str()) {
+        return Ok(allowed);
+    }
+    match allowed.parse::<Uri>() {
+        Ok(uri) if allowed.contains("://") => Ok(uri.to_string()),
+        _ => bail!(
+            "publications.inline_sources: {allowed:?} is neither a scheme ({}) nor the URI of a source",
+            SOURCE_SCHEMES.join(", ")
+        ),
     }
 }
 
@@ -168,5 +173,22 @@ impl SourceSection {
             keep: true,
         };
         Ok(SourceConfig { name, request, mount_location: self.mount_location })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inline_source_is_kept_as_requests_name_it() {
+        let kept = |text: &str| inline_source(text.to_owned()).expect(text);
+        assert_eq!(kept("hf"), "hf");
+        assert_eq!(kept("hf://o/m"), "hf://models/o/m");
+        assert_eq!(kept("https://huggingface.co/o/m"), "hf://models/o/m");
+        assert_eq!(kept("s3://bucket/prefix/").trim_end_matches('/'), "s3://bucket/prefix");
+        for wrong in ["ftp", "./weights", "ftp://x"] {
+            inline_source(wrong.to_owned()).expect_err(wrong);
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
+use bdnfs_agent::api::publication::SLURM_STATE_FILE;
 
 use crate::source::Source;
 
@@ -30,12 +31,26 @@ pub fn parse(comment: &str) -> Result<BTreeMap<String, Source>> {
                 "comment of the job: {word:?}: expected NAME=SOURCE, with letters, digits and _ in the name"
             );
         };
+        if name == SLURM_STATE_FILE {
+            bail!(
+                "comment of the job: {name} is a file that bdnfs writes beside the sources; choose another name"
+            );
+        }
+        let mut others = sources.keys().filter(|other: &&String| *other != name);
+        if let Some(other) = others.find(|other| variable(other) == variable(name)) {
+            bail!("comment of the job: {other} and {name} would both be {}; rename one", variable(name));
+        }
         let source = source.parse().with_context(|| format!("comment of the job: {name}"))?;
         if sources.insert(name.to_owned(), source).is_some() {
             bail!("comment of the job: {name} is named twice");
         }
     }
     Ok(sources)
+}
+
+/// The variable in which a task finds the path of the source `name`.
+pub fn variable(name: &str) -> String {
+    format!("BDNFS_{}", name.to_uppercase())
 }
 
 /// Whether `name` can be part of the name of a variable, and a directory.
@@ -69,6 +84,8 @@ mod tests {
             ("bdnfs:../x=hf://o/m", "../x"),
             ("bdnfs:m=ftp://h/x", "m"),
             ("bdnfs:m=hf://o/m m=hf://o/n", "m is named twice"),
+            ("bdnfs:m=hf://o/m M=hf://o/n", "m and M would both be BDNFS_M; rename one"),
+            ("bdnfs:state=hf://o/m", "state is a file that bdnfs writes beside the sources"),
         ] {
             let error = format!("{:#}", parse(comment).expect_err(comment));
             assert!(error.starts_with("comment of the job: ") && error.contains(words), "{error}");

@@ -9,11 +9,13 @@ use crate::runtime;
 /// Releases what the job named. A job that named nothing is left alone.
 pub fn run(args: &ProvisionArgs) -> Result<()> {
     let job = args.jobs.job()?;
-    // First, so that the watcher stops asking.
-    if !job.end()? {
+    // First, so that the watcher stops asking. What the job's user made of the state is no reason to leave the rest.
+    let ended = job.end();
+    if matches!(ended, Ok(false)) {
         return Ok(());
     }
     let client = args.publisher.client()?;
     runtime::block_on(async { Ok(unpublish_all(&client, &job.key_prefix()).await?) })?;
+    ended?;
     job.remove()
 }

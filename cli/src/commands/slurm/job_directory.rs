@@ -85,7 +85,7 @@ impl SlurmJobDirectory {
         let replaced = self.write(NEW_STATE_FILE, state).and_then(|()| {
             // In place of one that is there, and never of one that was removed.
             let exchanged = renameat_with(CWD, &new, CWD, &old, RenameFlags::EXCHANGE);
-            fs::remove_file(&new)?;
+            remove_any(&new)?;
             Ok(exchanged?)
         });
         match replaced {
@@ -124,11 +124,7 @@ impl SlurmJobDirectory {
 
     /// Removes the state, which says that the job has ended, also to the agent. Returns whether there was one.
     pub fn end(&self) -> Result<bool> {
-        match fs::remove_file(self.path.join(STATE_FILE)) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(error).with_context(|| format!("cannot end {}", self.path.display())),
-        }
+        remove_any(&self.path.join(STATE_FILE)).with_context(|| format!("cannot end {}", self.path.display()))
     }
 
     /// Removes the directory, once nothing is mounted there any more.
@@ -144,10 +140,23 @@ impl SlurmJobDirectory {
     fn create_file(&self, name: &str) -> io::Result<File> {
         // The directory is the user's: what lies there is neither followed nor kept.
         let path = self.path.join(name);
-        let _ = fs::remove_file(&path);
+        remove_any(&path)?;
         let file = File::options().write(true).create_new(true).mode(0o644).open(&path)?;
         file.set_permissions(fs::Permissions::from_mode(0o644))?;
         Ok(file)
+    }
+}
+
+/// Removes what is at `path`, a directory with all that it has; links are not followed. Returns whether there was anything.
+fn remove_any(path: &Path) -> io::Result<bool> {
+    let removed = match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir_all(path),
+        removed => removed,
+    };
+    match removed {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -170,6 +179,31 @@ mod tests {
         drop(lock);
         assert!(job.watcher_is_gone() && job.watcher_is_gone());
         drop(job.watcher_lock().expect("that of a job that runs again"));
+    }
+
+    #[test]
+    fn state_that_its_user_replaced_by_a_directory_is_replaced_and_removed() {
+        let home = tempfile::tempdir().expect("a directory");
+        let job = SlurmJobDirectory::new(&home.path().join("jobs"), 7);
+        let uid = rustix::process::getuid().as_raw();
+        job.create(uid, &state("one")).expect("made");
+        let [kept, elsewhere] = ["elsewhere/kept", "elsewhere"].map(|name| home.path().join(name));
+        fs::create_dir(&elsewhere).expect("made");
+        fs::write(&kept, "").expect("written");
+        let replace = || {
+            let state = job.target(STATE_FILE);
+            remove_any(&state).expect("removed");
+            fs::create_dir(&state).expect("made");
+            std::os::unix::fs::symlink(&elsewhere, state.join("link")).expect("a link");
+        };
+        replace();
+        assert!(job.update(&state("two")).expect("written"));
+        assert_eq!(job.state().expect("read").expect("there").message, "two");
+        replace();
+        job.create(uid, &state("three")).expect("that of a job that runs again");
+        assert_eq!(job.state().expect("read").expect("there").message, "three");
+        replace();
+        assert!(job.end().expect("ended") && !job.end().expect("none") && kept.exists());
     }
 
     #[test]

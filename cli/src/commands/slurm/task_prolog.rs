@@ -41,7 +41,7 @@ fn wait(job: &SlurmJobDirectory) -> Result<()> {
             PublicationState::Failed => bail!("{}", state.message),
             PublicationState::Published => {
                 for (name, path) in state.sources {
-                    println!("export BDNFS_{}={}", name.to_uppercase(), path.display());
+                    println!("export {}={}", comment::variable(&name), path.display());
                 }
                 return Ok(());
             }
