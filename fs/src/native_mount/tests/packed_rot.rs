@@ -152,3 +152,15 @@ fn native_mount_of_a_rotten_file_without_a_known_digest_reads_right() {
     let _mounted = fixture.mount(&fixture.native(&snapshot), &Options::default());
     assert_eq!(fixture.read(), CONTENT);
 }
+
+#[test]
+fn stage_again_of_a_whole_pack_reads_no_small_file() {
+    let fixture = NativeFixture::new();
+    let snapshot = fixture.staged_small_file();
+    let native = fixture.native(&snapshot);
+    fixture.rot();
+    let (pack, _) = native.devices_whole().expect("a manifest").pop().expect("the pack");
+    let (owner, _) = native.device_of(&pack).expect("a manifest").expect("a device");
+    fixture.runtime.block_on(native.stage_again(&owner)).expect("whole");
+    assert_eq!(fixture.verify(&snapshot.manifest().key(0).expect("a blob")), 1, "nobody has read it before");
+}
