@@ -138,7 +138,11 @@ impl Stage {
             }
             // Blocks that come from now on are verified after the second in which this began.
             let (audited, since) = (snapshot.clone(), verification_time::seconds(begin) + 1);
-            let audit = move || audit::audit(&audited, &(since..=i64::MAX), &|_| true);
+            let audit = move || {
+                let now = audited.upgrade().ok_or_else(abandoned)?.resources().cache.now();
+                // What was verified in the future was not: the clock was wrong.
+                audit::audit(&audited, &(since..=verification_time::seconds(now)), &|_| true)
+            };
             if verify && !blocking(audit).await?.damaged.is_empty() {
                 continue;
             }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
@@ -88,6 +89,16 @@ fn stage_of_which_a_blob_is_removed_while_it_verifies_ends_when_all_is_whole() {
 fn first_then(next: Box<dyn FnMut() + Send>) -> Box<dyn FnMut() + Send> {
     let mut next = Some(next);
     Box::new(move || *ON_NOW.lock() = next.take())
+}
+
+#[test]
+fn stage_verified_with_rot_verified_in_the_future_fetches_it_again() {
+    let fixture = StagingFixture::new();
+    let blob = File::options().read(true).write(true).open(fixture.blob()).expect("open");
+    blob.write_all_at(&[8], 5).expect("written");
+    verification_time::mark(&blob, SystemTime::now() + Duration::from_secs(3600));
+    fixture.runtime.block_on(fixture.snapshot.stage_verified().done()).expect("staged");
+    assert_eq!(fs::read(fixture.blob()).expect("whole"), [7; 70_000]);
 }
 
 #[test]
