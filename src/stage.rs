@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed};
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 
 use crate::error::{Error, Result};
@@ -21,7 +22,7 @@ pub struct Stage {
     /// Whether it was found out what is missing.
     pub(crate) planned: AtomicBool,
     /// Whether something that was here has been removed since the plan was made.
-    pub(crate) outdated: AtomicBool,
+    pub(crate) outdated: Mutex<bool>,
     pub(crate) outcome: OnceLock<Result<()>>,
     pub(crate) changed: Notify,
 }
@@ -81,7 +82,17 @@ impl Stage {
 
     /// Makes a stage that is under way look once more, at its end, for what is missing. False when it has ended.
     pub(crate) fn plan_again(&self) -> bool {
-        self.outdated.store(true, Relaxed);
+        let mut outdated = self.outdated.lock();
+        *outdated = true;
         self.outcome.get().is_none()
+    }
+
+    /// Ends the stage with success, unless something was removed since its last plan: then it returns false.
+    pub(crate) fn finish(&self) -> bool {
+        let outdated = self.outdated.lock();
+        if !*outdated {
+            self.outcome.set(Ok(())).ok();
+        }
+        !*outdated
     }
 }

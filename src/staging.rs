@@ -6,12 +6,15 @@
 
 pub mod audit;
 mod plan;
+#[cfg(test)]
+mod tests;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use futures_util::{TryStreamExt, stream};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep};
@@ -102,7 +105,7 @@ impl Stage {
             extra_flights: AtomicUsize::new(0),
             large_blobs: Semaphore::new(CONCURRENT_LARGE_BLOBS),
             planned: AtomicBool::new(last.is_some_and(|last| last.is_planned())),
-            outdated: AtomicBool::new(false),
+            outdated: Mutex::new(false),
             outcome: OnceLock::new(),
             changed: Notify::new(),
         });
@@ -130,21 +133,30 @@ impl Stage {
                     self.make_whole(&snapshot, missing, flights.clone())
                 })
                 .await?;
-            if self.outdated.swap(false, Relaxed) {
+            if *self.outdated.lock() {
                 continue;
             }
             // Blocks that come from now on are verified after the second in which this began.
             let (audited, since) = (snapshot.clone(), verification_time::seconds(begin) + 1);
-            let audit = move || audit::audit(&audited, &(since..=i64::MAX), &|_| true);
-            if !verify || blocking(audit).await?.damaged.is_empty() {
-                break;
+            let audit = move || {
+                let now = audited.upgrade().ok_or_else(abandoned)?.resources().cache.now();
+                // What was verified in the future was not: the clock was wrong.
+                audit::audit(&audited, &(since..=verification_time::seconds(now)), &|_| true)
+            };
+            if verify && !blocking(audit).await?.damaged.is_empty() {
+                continue;
+            }
+            let kept = snapshot.clone();
+            let keep = move || match kept.upgrade() {
+                Some(held) => held.resources().cache.sync_names().inspect(|()| held.announce()),
+                None => Err(abandoned()),
+            };
+            blocking(keep).await?;
+            // Something may have been removed meanwhile.
+            if self.finish() {
+                return Ok(());
             }
         }
-        blocking(move || match snapshot.upgrade() {
-            Some(held) => held.resources().cache.sync_names().inspect(|()| held.announce()),
-            None => Err(abandoned()),
-        })
-        .await
     }
 
     async fn make_whole(

@@ -50,16 +50,19 @@ impl DirectFile {
         self.done(written)
     }
 
-    /// Reads a whole block. `None`: it must come through the page cache.
+    /// Reads the `len` bytes of a block, or of the last one of the file. `None`: they must come through the page cache.
     ///
     /// # Errors
     /// The disk's own.
-    pub fn read(&self, offset: u64) -> io::Result<Option<BytesMut>> {
+    pub fn read(&self, offset: u64, len: usize) -> io::Result<Option<BytesMut>> {
         if self.refused.load(Relaxed) {
             return Ok(None);
         }
         let mut buffer = buffer::block();
-        let read = positioned::fill(&self.file, offset, &mut buffer, BLOCK as usize);
+        // The disk is read in whole pages; the file ends before that.
+        let read =
+            positioned::fill_at_least(&self.file, offset, &mut buffer, len..=len.next_multiple_of(ALIGNMENT));
+        buffer.truncate(len);
         Ok(self.done(read)?.then_some(buffer))
     }
 

@@ -2,10 +2,12 @@
 
 use std::fs::File;
 use std::io;
+use std::num::NonZeroU64;
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 
 use bytes::{Bytes, BytesMut};
-use rustix::fs::{AtFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use rustix::fs::{Advice, AtFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 
 /// The timestamps that mark a file as used now: its time of modification stays.
 const USED_NOW: Timestamps = Timestamps {
@@ -23,13 +25,36 @@ pub fn read(file: &File, offset: u64, len: usize) -> io::Result<Bytes> {
     Ok(buffer.freeze())
 }
 
+/// Reads `len` bytes at `offset` from the disk, as far as the kernel drops its pages of them.
+///
+/// # Errors
+/// Those of [`read`].
+pub fn read_anew(file: &File, offset: u64, len: usize) -> io::Result<Bytes> {
+    // Best effort: pages that are mapped stay.
+    let _ = rustix::fs::fadvise(file, offset, NonZeroU64::new(len as u64), Advice::DontNeed);
+    read(file, offset, len)
+}
+
 /// Reads `len` bytes at `offset` into `buffer`, which is empty and has room for them.
 ///
 /// # Errors
 /// The disk's own, and `UnexpectedEof` when the file is shorter.
 pub fn fill(file: &File, offset: u64, buffer: &mut BytesMut, len: usize) -> io::Result<()> {
-    while buffer.len() < len {
-        let (at, left) = (offset + buffer.len() as u64, len - buffer.len());
+    fill_at_least(file, offset, buffer, len..=len)
+}
+
+/// Reads `len` bytes at `offset` into `buffer`, which is empty and has room for the most: no fewer than its start unless it fails.
+///
+/// # Errors
+/// The disk's own, and `UnexpectedEof` when the file is shorter than that.
+pub fn fill_at_least(
+    file: &File,
+    offset: u64,
+    buffer: &mut BytesMut,
+    len: RangeInclusive<usize>,
+) -> io::Result<()> {
+    while buffer.len() < *len.start() {
+        let (at, left) = (offset + buffer.len() as u64, len.end() - buffer.len());
         let got = rustix::io::retry_on_intr(|| {
             let spare = &mut buffer.spare_capacity_mut()[..left];
             rustix::io::pread(file, spare, at).map(|(filled, _)| filled.len())

@@ -211,17 +211,17 @@ impl PartialBlob {
         io::read(&self.file, offset, len).map_err(|e| self.layout.fault("read", &self.key, e))
     }
 
-    /// Reads block `index`, which is present, without a trace in the page cache where that can be.
+    /// Reads block `index`, which is present, as it lies on the disk, and without a trace in the page cache where that can be.
     ///
     /// # Errors
     /// [`Kind::Disk`].
     pub fn read_once(&self, index: u64) -> Result<Bytes> {
         let (offset, len) = (index * BLOCK, block::len(self.size, index));
-        let direct = self.direct.as_ref().filter(|_| len == BLOCK);
-        let done = direct.map_or(Ok(None), |direct| direct.read(offset));
-        match done.map_err(|e| self.layout.fault("read", &self.key, e))? {
+        let fault = |e| self.layout.fault("read", &self.key, e);
+        let done = self.direct.as_ref().map_or(Ok(None), |direct| direct.read(offset, len as usize));
+        match done.map_err(fault)? {
             Some(bytes) => Ok(bytes.freeze()),
-            None => self.read(offset, len as usize),
+            None => io::read_anew(&self.file, offset, len as usize).map_err(fault),
         }
     }
 

@@ -192,13 +192,13 @@ fn hash(cache: &Cache, file: &File, found: &CachedFile, pace: ScrubPace<'_>) -> 
     let mut hasher = blake3::Hasher::new();
     for index in 0..block::count(found.size) {
         let len = block::len(found.size, index);
-        let past_pages = match direct.as_ref().filter(|_| len == BLOCK) {
-            Some(direct) => direct.read(index * BLOCK)?,
+        let past_pages = match &direct {
+            Some(direct) => direct.read(index * BLOCK, len as usize)?,
             None => None,
         };
         match past_pages {
             Some(bytes) => hasher.update(&bytes),
-            None => hasher.update(&positioned::read(file, index * BLOCK, len as usize)?),
+            None => hasher.update(&positioned::read_anew(file, index * BLOCK, len as usize)?),
         };
         if !pace(len) {
             return Ok(None);

@@ -211,11 +211,13 @@ impl NativeSnapshot {
     /// Verifies what the pack is made of, but for what was verified within `age`, and fetches again what is damaged, or can't be
     /// verified: the pack's digest would prove wrong bytes right.
     async fn verify_packed(&self, age: Duration) -> Result<()> {
-        let since = verification_time::seconds(self.snapshot.resources().cache.now() - age) + 1;
+        let cache = self.snapshot.resources().cache.clone();
+        let since = verification_time::seconds(cache.now() - age) + 1;
         for attempt in 0..PACKED_FETCH_LIMIT {
             let (snapshot, layout) = (self.snapshot.clone(), self.layout.clone());
+            // What was verified in the future was not: the clock was wrong.
+            let period = since..=verification_time::seconds(cache.now());
             let verify = move || {
-                let period = since..=i64::MAX;
                 if attempt == 0 {
                     packed_sources::withdraw_unverifiable(&snapshot, &layout, &period)?;
                 }

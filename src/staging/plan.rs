@@ -27,7 +27,7 @@ impl Stage {
         let (manifest, cache) = (snapshot.manifest(), &snapshot.resources().cache);
         snapshot.admit()?;
         // Set before the scan: a removal after it starts another scan.
-        self.outdated.store(false, Relaxed);
+        *self.outdated.lock() = false;
         let missing = missing(manifest, cache)?;
         let bytes: u64 = missing.iter().map(|missing| missing.size).sum();
         let here = snapshot.content_bytes()? - bytes;

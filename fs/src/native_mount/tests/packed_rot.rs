@@ -3,14 +3,15 @@
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bdnfs::blob::Key;
 use bdnfs::cache::Cache;
 use bdnfs::cache::commit::DIGEST_XATTR;
-use bdnfs::cache::layout::BlobFile;
-use bdnfs::cache::scrub;
+use bdnfs::cache::layout::{BlobFile, Layout};
+use bdnfs::cache::{scrub, verification_time};
 use bdnfs::snapshot::Snapshot;
+use rustix::fs::{Mode, OFlags};
 
 use super::NativeFixture;
 use crate::Options;
@@ -149,6 +150,31 @@ fn native_mount_of_a_rotten_file_without_a_known_digest_reads_right() {
     let file = file.expect("read").expect("whole");
     rustix::fs::fremovexattr(&file, DIGEST_XATTR).expect("removed");
     fixture.rot();
+    let _mounted = fixture.mount(&fixture.native(&snapshot), &Options::default());
+    assert_eq!(fixture.read(), CONTENT);
+}
+
+#[test]
+fn stage_again_of_a_whole_pack_reads_no_small_file() {
+    let fixture = NativeFixture::new();
+    let snapshot = fixture.staged_small_file();
+    let native = fixture.native(&snapshot);
+    fixture.rot();
+    let (pack, _) = native.devices_whole().expect("a manifest").pop().expect("the pack");
+    let (owner, _) = native.device_of(&pack).expect("a manifest").expect("a device");
+    fixture.runtime.block_on(native.stage_again(&owner)).expect("whole");
+    assert_eq!(fixture.verify(&snapshot.manifest().key(0).expect("a blob")), 1, "nobody has read it before");
+}
+
+#[test]
+fn native_mount_of_a_rotten_file_verified_in_the_future_reads_right() {
+    let fixture = NativeFixture::new();
+    let snapshot = fixture.staged_small_file();
+    fixture.rot();
+    let path = fixture.cache().layout().blobs().try_clone().expect("a directory");
+    let name = Layout::name(&snapshot.manifest().key(0).expect("a blob"), BlobFile::Whole);
+    let file = rustix::fs::openat(path, name, OFlags::RDWR, Mode::empty()).expect("open");
+    verification_time::mark(&fs::File::from(file), SystemTime::now() + Duration::from_secs(3600));
     let _mounted = fixture.mount(&fixture.native(&snapshot), &Options::default());
     assert_eq!(fixture.read(), CONTENT);
 }
