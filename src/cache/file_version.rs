@@ -6,8 +6,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::XattrFlags;
 
-/// The extended attribute with the time, in nanoseconds since 1970, when a whole blob that the kernel reads by itself was last found
-/// damaged. It stays when the file is right again: what was read of it before is not.
+/// The extended attribute with the time, in nanoseconds since 1970, when a whole blob that the kernel reads by itself was last
+/// found damaged. It stays when the file is right again: what was read of it before is not.
 const DAMAGE_TIME_XATTR: &str = "user.bdnfs.damaged";
 
 /// The version of a file's content.

@@ -35,8 +35,8 @@ fn blobs(snapshot: &Snapshot, layout: &DataLayout) -> Result<BTreeSet<u32>> {
     Ok(blobs)
 }
 
-/// Identifies the files that the cache has of the packed blobs; `None` where it lacks one. What is fetched again is another file, or
-/// one with another [time of damage](file_version::damaged_at).
+/// Identifies the files that the cache has of the packed blobs; `None` where it lacks one. What is fetched again is another
+/// file, or one with another [time of damage](file_version::damaged_at).
 pub(super) fn current(snapshot: &Snapshot, layout: &DataLayout) -> Result<Option<Digest>> {
     let (manifest, cache) = (snapshot.manifest(), snapshot.resources().cache.layout());
     let mut hasher = blake3::Hasher::new();
@@ -106,7 +106,8 @@ pub(super) fn are_right(
     Ok(audited.damaged.is_empty())
 }
 
-/// Withdraws the packed blobs that were not verified within `period` and of which no digest is known, so that they are fetched again.
+/// Withdraws the packed blobs that were not verified within `period` and of which no digest is known, so that they are fetched
+/// again.
 pub(super) fn withdraw_unverifiable(
     snapshot: &Snapshot,
     layout: &DataLayout,
