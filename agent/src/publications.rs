@@ -379,19 +379,6 @@ impl Publications {
         }
     }
 
-    /// Waits until a published one is cancelled, and takes it down. One that was suspended while it was bound stays as it is.
-    async fn unpublish_when_cancelled(self: Arc<Self>, publication: Arc<Publication>) {
-        loop {
-            publication.await_cancellation().await;
-            match self.take_down(&publication).await {
-                Ok(()) => break,
-                Err(error) => publication.set_unpublish_failed(error.into()),
-            }
-        }
-        tracing::info!("unpublished {} ({})", publication.source, publication.key);
-        self.forget(&publication);
-    }
-
     /// Counts publications by their states.
     pub fn counts(&self) -> [(&'static str, u64); 3] {
         let list = self.list();

@@ -160,7 +160,7 @@ impl Access {
     }
 
     /// Whether a secret that came with `other` may replace the one of this: both are credentials, or tokens for the same role, and
-    /// both are [explicit only](Self::explicit_only), or neither: others may name files of this machine, which are not checked again.
+    /// both are [explicit only](Self::explicit_only), or neither: others may name files of this machine, which go unchecked.
     pub fn has_same_identity(&self, other: &Self) -> bool {
         if self.explicit_only != other.explicit_only {
             return false;

@@ -101,7 +101,7 @@ impl Base {
         self.staged.initialized()
     }
 
-    /// Whether it was mounted, and somebody else has unmounted it, or covers it: its path shows something else. Blocks on the kernel.
+    /// Whether it was mounted, and somebody else has unmounted it, or covers it: its path shows another. Blocks on the kernel.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk) when the mount table can't be read.

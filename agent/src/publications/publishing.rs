@@ -90,6 +90,19 @@ impl Publications {
         Ok(format!("staged {bytes} in {seconds:.1} s, {verdict}"))
     }
 
+    /// Waits until a published one is cancelled, and takes it down. One that was suspended while it was bound stays as it is.
+    pub(super) async fn unpublish_when_cancelled(self: Arc<Self>, publication: Arc<Publication>) {
+        loop {
+            publication.await_cancellation().await;
+            match self.take_down(&publication).await {
+                Ok(()) => break,
+                Err(error) => publication.set_unpublish_failed(error.into()),
+            }
+        }
+        tracing::info!("unpublished {} ({})", publication.source, publication.key);
+        self.forget(&publication);
+    }
+
     /// Unbinds a publication, and gives its record and its base back.
     ///
     /// # Errors

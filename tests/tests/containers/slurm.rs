@@ -219,7 +219,7 @@ fn slurm_epilog_while_the_agent_is_away_leaves_nothing() {
     assert!(!node.namespace.path("/run/bdnfs/jobs/7").exists());
     // What the job's user makes of the state, whose directory is theirs, keeps nothing.
     let replace = |job: u32| {
-        let state = node.namespace.path(&format!("/run/bdnfs/jobs/{job}/state"));
+        let state = node.namespace.path(format!("/run/bdnfs/jobs/{job}/state"));
         fs::remove_file(&state).unwrap();
         fs::create_dir_all(state.join("full")).unwrap();
     };
