@@ -172,7 +172,7 @@ impl PartialBlob {
     fn verify(&self, index: u64, known: Option<&Check>) -> Result<()> {
         let noted = self.check(index)?;
         let expected = known.unwrap_or(&noted);
-        let bytes = self.read_once(index)?;
+        let bytes = self.read_past_pages(index, io::read_anew)?;
         Arrival { size: self.size, index, bytes }.verify(Some(expected)).map(drop)
     }
 
@@ -211,17 +211,26 @@ impl PartialBlob {
         io::read(&self.file, offset, len).map_err(|e| self.layout.fault("read", &self.key, e))
     }
 
-    /// Reads block `index`, which is present, as it lies on the disk, and without a trace in the page cache where that can be.
+    /// Reads block `index`, which is present, without a trace in the page cache where that can be.
     ///
     /// # Errors
     /// [`Kind::Disk`].
     pub fn read_once(&self, index: u64) -> Result<Bytes> {
+        self.read_past_pages(index, io::read)
+    }
+
+    /// Reads block `index`, which is present, past the page cache, and by `read` where that cannot be.
+    fn read_past_pages(
+        &self,
+        index: u64,
+        read: fn(&File, u64, usize) -> std::io::Result<Bytes>,
+    ) -> Result<Bytes> {
         let (offset, len) = (index * BLOCK, block::len(self.size, index));
         let fault = |e| self.layout.fault("read", &self.key, e);
         let done = self.direct.as_ref().map_or(Ok(None), |direct| direct.read(offset, len as usize));
         match done.map_err(fault)? {
             Some(bytes) => Ok(bytes.freeze()),
-            None => io::read_anew(&self.file, offset, len as usize).map_err(fault),
+            None => read(&self.file, offset, len as usize).map_err(fault),
         }
     }
 

@@ -183,9 +183,14 @@ impl NativeSnapshot {
             pack.stage_again();
             pack.stage().done().await?;
             // What was replaced meanwhile may be in the pack as it was before.
-            if sources.is_some() && self.packed_sources().await? == sources {
+            if let Some(sources) = sources
+                && self.packed_sources().await? == Some(sources)
+            {
                 let pack = pack.clone();
-                return blocking(move || packed_sources::note(&pack, sources.as_ref())).await;
+                if blocking(move || packed_sources::note(&pack, &sources)).await? {
+                    return Ok(());
+                }
+                continue;
             }
             self.withdraw_stale_pack().await?;
         }

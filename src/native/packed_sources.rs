@@ -8,6 +8,7 @@ use std::fs::File;
 use std::ops::RangeInclusive;
 
 use rustix::fs::{AtFlags, StatxFlags, XattrFlags};
+use rustix::io::Errno;
 
 use super::data_layout::DataLayout;
 use crate::blob::Key;
@@ -58,16 +59,16 @@ pub(super) fn current(snapshot: &Snapshot, layout: &DataLayout) -> Result<Option
     Ok(Some(Digest(*hasher.finalize().as_bytes())))
 }
 
-/// Notes that `pack` was made of the files that are `sources`. Best effort: without the note it is made again for the next mount.
-pub(super) fn note(pack: &Snapshot, sources: Option<&Digest>) -> Result<()> {
+/// Notes that `pack` was made of the files that are `sources`; false where another mount has withdrawn it meanwhile. Best effort: a
+/// disk may keep no notes.
+pub(super) fn note(pack: &Snapshot, sources: &Digest) -> Result<bool> {
     let (key, layout) = (pack.manifest().key(0)?, pack.resources().cache.layout());
-    if let (Some(sources), Some(file)) = (sources, layout.open_blob(&key, BlobFile::Whole)?) {
-        let noted = rustix::fs::fsetxattr(&file, SOURCES_XATTR, &sources.0, XattrFlags::empty());
-        if let Err(error) = noted {
-            tracing::debug!(%key, %error, "a pack is kept without a note of what it is made of");
-        }
+    let Some(file) = layout.open_blob(&key, BlobFile::Whole)? else { return Ok(false) };
+    let noted = rustix::fs::fsetxattr(&file, SOURCES_XATTR, &sources.0, XattrFlags::empty());
+    if let Err(error) = noted {
+        tracing::debug!(%key, %error, "a pack is kept without a note of what it is made of");
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Withdraws `pack`, as what is damaged, if it is whole and was not made of the files that the cache has now.
@@ -77,6 +78,10 @@ pub(super) fn withdraw_stale(pack: &Snapshot, snapshot: &Snapshot, layout: &Data
     let version = version(cache, &key, &file)?;
     let mut sources = [0; 32];
     let noted = rustix::fs::fgetxattr(&file, SOURCES_XATTR, &mut sources[..]);
+    if noted == Err(Errno::OPNOTSUPP) {
+        // The disk keeps no notes at all: its packs would be made again for each mount.
+        return Ok(());
+    }
     let noted = noted.is_ok_and(|len| len == sources.len()).then_some(Digest(sources));
     if noted.is_none() || noted != current(snapshot, layout)? {
         cache.withdraw(&key, &file, &version)?;
@@ -96,18 +101,22 @@ pub(super) fn are_right(
     period: &RangeInclusive<i64>,
 ) -> Result<bool> {
     let (manifest, cache) = (snapshot.manifest(), &snapshot.resources().cache);
-    let blobs = blobs(snapshot, layout)?;
+    let mut blobs = blobs(snapshot, layout)?;
     for blob in &blobs {
         if !cache.has(&manifest.key(*blob)?, manifest.blob_size(*blob)?) {
             return Ok(false);
         }
+    }
+    // Of a large file only the end is copied, and all of it would be read: a scrub that finds it damaged has the pack made again.
+    for blob in layout.device_blobs() {
+        blobs.remove(blob);
     }
     let audited = audit::audit_blobs(cache, manifest, blobs, period, &|_| true)?;
     Ok(audited.damaged.is_empty())
 }
 
 /// Withdraws the packed blobs that were not verified within `period` and of which no digest is known, so that they are fetched
-/// again.
+/// again. Not on a disk that keeps no digests, where nothing could be used twice.
 pub(super) fn withdraw_unverifiable(
     snapshot: &Snapshot,
     layout: &DataLayout,
@@ -121,7 +130,9 @@ pub(super) fn withdraw_unverifiable(
             continue;
         }
         let Some(file) = cache.layout().open_blob(&key, BlobFile::Whole)? else { continue };
-        if scrub::known_digest(&key, &file).is_none() {
+        let keeps_digests =
+            rustix::fs::fgetxattr(&file, SOURCES_XATTR, &mut [0; 0][..]) != Err(Errno::OPNOTSUPP);
+        if keeps_digests && scrub::known_digest(&key, &file).is_none() {
             cache.withdraw(&key, &file, &version(cache, &key, &file)?)?;
         }
     }

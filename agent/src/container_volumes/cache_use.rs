@@ -79,6 +79,7 @@ impl CacheUse {
         tokio::select! {
             () = save => {}
             never = home_use::announce_regularly(self, homes) => match never {},
+            never = home_use::warn_of_flock(self, homes) => match never {},
         }
     }
 }

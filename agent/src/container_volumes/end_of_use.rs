@@ -11,13 +11,16 @@ use tokio::time::sleep;
 use super::container_volume::{ContainerVolume, WritableDirectory};
 use super::{ContainerVolumes, checkpoint_volume};
 
-/// How often it is checked whether a container still has a volume that was ended.
+/// How often it is checked whether a container still has a volume that was ended: at first, and after a while. That reads the
+/// mount tables of all processes.
 const USE_POLL_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_USE_POLL_INTERVAL: Duration = Duration::from_secs(8);
 
 impl ContainerVolumes {
     /// Waits until a volume is ended and no container has it bound, and tells its saver.
     pub(super) async fn await_unused(self: &Arc<Self>, volume: &Arc<ContainerVolume>) {
         volume.await_end().await;
+        let mut pause = USE_POLL_INTERVAL;
         loop {
             let (volumes, own) = (Arc::clone(self), Arc::clone(volume));
             match blocking(move || volumes.is_unused(&own)).await {
@@ -25,35 +28,32 @@ impl ContainerVolumes {
                 Ok(false) => {}
                 Err(error) => tracing::warn!("volume {}: {error}", volume.key),
             }
-            sleep(USE_POLL_INTERVAL).await;
+            sleep(pause).await;
+            pause = (pause * 2).min(MAX_USE_POLL_INTERVAL);
         }
     }
 
     /// Whether no container has the directory of a volume that was ended. Touches the local disk.
     fn is_unused(&self, own: &ContainerVolume) -> Result<bool> {
-        if self.is_shared_with_others(own) {
-            return Ok(true);
-        }
-        if mounts::is_bound_anywhere(&own.directory.path())? {
-            return Ok(false);
-        }
+        let path = own.directory.path();
         match &own.directory {
-            WritableDirectory::Checkpoints(volume) if volume.path().exists() => {
-                checkpoint_volume::write_end(volume)?;
+            WritableDirectory::Checkpoints(volume) => {
+                if mounts::is_bound_anywhere(&path)? {
+                    return Ok(false);
+                }
+                if volume.path().exists() {
+                    checkpoint_volume::write_end(volume)?;
+                }
             }
-            WritableDirectory::Checkpoints(_) | WritableDirectory::Cache(_) => {}
+            WritableDirectory::Cache(home) => {
+                own.release();
+                // Other volumes and jobs bind it, too, hold it as long, and save it.
+                if !home.is_locked() && mounts::is_bound_anywhere(&path)? {
+                    own.hold(path, home.create()?);
+                    return Ok(false);
+                }
+            }
         }
         Ok(true)
-    }
-
-    /// Whether another volume shows the same cache, and goes on holding its home: whose binds there are can't be told then.
-    fn is_shared_with_others(&self, own: &ContainerVolume) -> bool {
-        let WritableDirectory::Cache(home) = &own.directory else { return false };
-        self.all().iter().any(|other| {
-            other.key != own.key
-                && other.is_published()
-                && other.end_time().is_none()
-                && matches!(&other.directory, WritableDirectory::Cache(other) if other.path() == home.path())
-        })
     }
 }

@@ -182,14 +182,22 @@ async fn unsaved_elsewhere<U: HomeUser>(
     needs_newest: bool,
 ) -> Result<Option<UnsavedElsewhere>> {
     let (sync, is_reported) = (sync.clone(), !home.is_shared() && user.is_first());
+    let name = home.to_string();
     let look = move || async move {
-        if is_reported && needs_newest {
-            return sync.claim().await;
+        let unsaved = sync.unsaved_elsewhere().await?;
+        if !is_reported || needs_newest && unsaved.is_some() {
+            return Ok(unsaved);
         }
-        if is_reported {
-            sync.report_use(true).await?;
+        let claimed =
+            if needs_newest { sync.claim().await } else { sync.report_use(true).await.map(|()| unsaved) };
+        match claimed {
+            // Such as of a mirror that can be read only, which has the newest state all the same.
+            Err(error) => {
+                tracing::warn!("cannot tell other nodes that {name} is in use here: {error}");
+                sync.unsaved_elsewhere().await
+            }
+            claimed => claimed,
         }
-        sync.unsaved_elsewhere().await
     };
     run_on_blocking_thread(look).await
 }
@@ -251,17 +259,16 @@ async fn evict<U: HomeUser>(user: &U, work: fn(&Volumes) -> Vec<EvictedHome>) ->
     !evicted.is_empty()
 }
 
-/// Tells other nodes again and again that homes are used here, and their owner of locks that do not hold, as long as it is polled.
+/// Tells other nodes again and again that homes are used here, as long as it is polled.
 pub async fn announce_regularly<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Infallible {
     tokio::select! {
         never = report_regularly(user, homes) => never,
-        never = warn_of_flock(user, homes) => never,
         never = beat_regularly(user, homes) => never,
     }
 }
 
 /// Tells the owner of homes, as soon as it is known, that locks on them do not hold between nodes, as long as it is polled.
-async fn warn_of_flock<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Infallible {
+pub async fn warn_of_flock<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Infallible {
     if !homes.is_empty() {
         user.warn(user.volumes().await_flock_fault().await);
     }

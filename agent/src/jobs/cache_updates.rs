@@ -46,9 +46,14 @@ impl HomeUser for JobRun {
 pub async fn begin(run: &JobRun) -> ApiResult<Vec<File>> {
     let job = &run.job;
     let Some(caches) = JobCaches::of(&run.queue, job) else { return Ok(Vec::new()) };
-    let mut held = Vec::new();
+    let (mut held, mut begun) = (Vec::new(), Vec::new());
     for home in caches.homes() {
-        held.extend(home_use::begin(run, home, caches.needs_newest(home)).await?);
+        // The second may have to be waited for, for hours.
+        held.extend(tokio::select! {
+            files = home_use::begin(run, home, caches.needs_newest(home)) => files?,
+            never = home_use::announce_regularly(run, &begun) => match never {},
+        });
+        begun.push(home.clone());
     }
     Ok(held)
 }
@@ -63,10 +68,11 @@ pub async fn abandon(run: &JobRun) {
     if run.job.state() == JobState::Created {
         return;
     }
-    for home in &homes(run) {
+    let homes = homes(run);
+    for home in &homes {
         tokio::select! {
             biased;
-            () = run.job.stop_requested(StopRequest::Now) => return,
+            () = run.job.stop_requested(StopRequest::Now) => home_use::leave_unsaved(run, home).await,
             () = home_use::abandon(run, home) => {}
         }
     }
@@ -79,6 +85,7 @@ pub async fn save_regularly(run: &JobRun) -> Infallible {
     tokio::select! {
         never = home_use::save_regularly(run, &homes) => never,
         never = home_use::announce_regularly(run, &homes) => never,
+        never = home_use::warn_of_flock(run, &homes) => never,
     }
 }
 

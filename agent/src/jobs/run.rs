@@ -98,6 +98,8 @@ impl JobRun {
         match deployed {
             Ok(RunningCommands { supervisor, _attached }) => self.supervise_and_save(&supervisor).await,
             Err(failure) => {
+                // Saving may take long: nobody is to wait for what the commands would have read.
+                self.release().await;
                 cache_updates::abandon(self).await;
                 Err(failure)
             }

@@ -127,6 +127,10 @@ impl Publications {
         if base.mount().is_none_or(|mount| mount.is_resumed()) || publication.has_lost_mount() {
             return;
         }
+        // Without a target nobody tells when its containers were started again.
+        if publication.target.is_none() {
+            return;
+        }
         publication.set_lost_mount();
         if let Err(error) = self.records.put(&publication.key, &publication.record(Some(base), &self.boot)) {
             tracing::warn!("publication {}: {error}", publication.key);

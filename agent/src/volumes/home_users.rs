@@ -101,10 +101,13 @@ impl CacheHome {
 
     /// Whether a job or a container uses it; on a shared file system of any node. Touches its disk.
     pub fn is_in_use(&self) -> bool {
+        self.is_locked() || self.recent_user().is_some() || self.is_bound()
+    }
+
+    /// Whether a job or an agent holds it. Touches its disk.
+    pub fn is_locked(&self) -> bool {
         let locked = self.lock_all(FlockOperation::NonBlockingLockExclusive);
         locked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
-            || self.recent_user().is_some()
-            || self.is_bound()
     }
 
     /// Whether a container of this node has it, which holds no lock: the agent holds one for it, as long as the agent lives.

@@ -37,6 +37,9 @@ const DROP_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// How many files of a repaired blob are logged by name.
 const MAX_NAMED_FILES: usize = 20;
 
+/// Why a device can't be repaired.
+const REPLACED_MESSAGE: &str = "its file in the cache was removed or replaced, and the kernel reads the old one: unmount it and mount it again";
+
 /// The pages that were dropped from the page cache.
 #[derive(Debug)]
 pub(super) struct DroppedPages {
@@ -65,8 +68,15 @@ impl NativeSuperblock {
     }
 
     /// Starts the repair of the device `key`, and the drop of what the kernel has read of it. `inode` is that of the file which the
-    /// kernel reads; `None` where the cache has lost it.
+    /// kernel reads; `None` where the cache has lost it, and nothing can be written into it any more: the kernel keeps it.
     fn repair(&self, key: Key, inode: Option<u64>) {
+        if inode.is_none() {
+            let source = self.native.snapshot().manifest().source().escape_debug();
+            tracing::warn!(%key, "a native mount of {source} cannot be repaired: {REPLACED_MESSAGE}");
+            // Other mounts may need it.
+            self.native.snapshot().stage_again();
+            return;
+        }
         if !self.repairing.lock().insert(key) {
             return;
         }
@@ -123,8 +133,7 @@ impl NativeSuperblock {
         let looking = Arc::clone(self);
         let now = blocking(move || Ok(looking.native.device_inode(&key))).await?;
         if inode.is_none() || now != inode {
-            let text = "its file in the cache was removed or replaced, and the kernel reads the old one: unmount it and mount it again";
-            return Err(Error::new(Kind::Corrupt, text));
+            return Err(Error::new(Kind::Corrupt, REPLACED_MESSAGE));
         }
         // What is found from now on is to be repaired again.
         self.repairing.lock().remove(&key);

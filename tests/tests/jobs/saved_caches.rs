@@ -171,7 +171,7 @@ fn training_cache_is_saved_when_the_last_job_of_its_node_ends() {
     );
     let mirror = nodes.mirror();
     let save = ["project", "save", "p", "--mirror", text(&mirror)];
-    machine.run(&save).fails(&["the cache of the project p is in use by a job on this node"]);
+    machine.run(&save).fails(&["the cache of the project p is in use by a job or a container on this node"]);
     fs::write(flag.join("go"), "").unwrap();
     job(machine, &["wait", &last]).succeeds();
     assert!(has_event(&status(&last), "saved the cache of the project p: 2 files"), "{}", status(&last));

@@ -1,6 +1,7 @@
 //! Saves homes while they are used and after their last user of the node, and tells other nodes that they are used.
 
 use std::convert::Infallible;
+use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,7 +35,10 @@ pub async fn abandon<U: HomeUser>(user: &U, home: &CacheHome) {
     let has_begun = move || Ok(!own.is_shared() && own.exists() && own.sync_state()?.boot.is_some());
     let is_noted = blocking(has_begun).await;
     if is_noted.unwrap_or_default() {
-        return save(user, home).await;
+        return tokio::select! {
+            () = save(user, home) => {}
+            never = report_regularly(user, slice::from_ref(home)) => match never {},
+        };
     }
     let withdraw = async {
         let own = home.clone();

@@ -25,7 +25,7 @@ impl CacheSync {
     /// one with the lesser id goes on.
     ///
     /// # Errors
-    /// Those of the mirror; [`Kind::Disk`].
+    /// Those of the mirror; [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub async fn claim(&self) -> Result<Option<UnsavedElsewhere>> {
         let contend = |home: &CacheHome| Ok(HomeReport { beginning: true, ..home.report(false)? });
         let own = self.with_home(contend).await?;
@@ -37,26 +37,31 @@ impl CacheSync {
         claimed.and_then(|unsaved| reported.map(|()| unsaved))
     }
 
-    /// Waits until no other node is about to begin, as the node `own`. Returns what is to be waited for where another node goes first.
+    /// Waits until those give way who told before this node, the node `own`, that they are about to begin: later ones have seen
+    /// that it is. Returns what is to be waited for where another node goes first.
     async fn contend(&self, own: &str) -> Result<Option<UnsavedElsewhere>> {
         let give_up = Instant::now() + CONTENTION_LIMIT;
+        let mut rivals: Option<Vec<HomeReport>> = None;
         loop {
             let (reports, now) = (self.reports_elsewhere(own).await?, now());
             let unsaved = UnsavedElsewhere::of(&reports, now);
-            let mut rivals =
-                reports.iter().filter(|report| report.beginning && !report.in_use && is_recent(report, now));
-            let first = rivals.clone().map(|rival| rival.node.as_str()).min();
-            match first {
-                _ if unsaved.is_some() => return Ok(unsaved),
-                None => return Ok(None),
-                Some(first) if first > own && Instant::now() < give_up => {
-                    sleep(CONTENTION_POLL_INTERVAL).await
-                }
-                Some(_) => {
-                    let message = rivals.next().map(|rival| unsaved_message(rival, now)).unwrap_or_default();
-                    return Ok(Some(UnsavedElsewhere { message, is_awaited: true }));
-                }
+            if unsaved.is_some() {
+                return Ok(unsaved);
             }
+            let contends = |report: &HomeReport| report.beginning && !report.in_use && is_recent(report, now);
+            let left: Vec<_> = match &rivals {
+                None => reports.into_iter().filter(contends).collect(),
+                Some(first) => first.iter().filter(|rival| reports.contains(rival)).cloned().collect(),
+            };
+            let Some(first) = left.iter().min_by(|one, other| one.node.cmp(&other.node)) else {
+                return Ok(None);
+            };
+            if first.node.as_str() < own || Instant::now() > give_up {
+                let message = unsaved_message(first, now);
+                return Ok(Some(UnsavedElsewhere { message, is_awaited: true }));
+            }
+            rivals = Some(left);
+            sleep(CONTENTION_POLL_INTERVAL).await;
         }
     }
 }

@@ -70,7 +70,7 @@ pub async fn run(args: ProjectSaveArgs) -> Result<()> {
     let in_use = home.is_in_use();
     // A shared one is in use by some node most of the time.
     if in_use && !home.is_shared() {
-        bail!("{home} is in use by a job on this node, and is saved when that ends");
+        bail!("{home} is in use by a job or a container on this node, and is saved when that ends");
     }
     let lock = home.try_sync_lock()?.ok_or_else(busy)?;
     let sync = CacheSync::new(home.clone(), mirror, Arc::new(lock));
