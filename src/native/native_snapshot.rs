@@ -61,7 +61,7 @@ impl NativeSnapshot {
         let native = Self::open(engine, snapshot).await?;
         if let Some(pack) = native.pack.clone() {
             blocking(move || pack.admit()).await?;
-            native.withdraw_stale_pack().await?;
+            native.withdraw_stale_pack(false).await?;
             native.make_pack(PACKED_VERIFICATION_AGE).await?;
         }
         Ok(native)
@@ -192,20 +192,20 @@ impl NativeSnapshot {
                 }
                 continue;
             }
-            self.withdraw_stale_pack().await?;
+            self.withdraw_stale_pack(true).await?;
         }
         Err(Error::new(Kind::Disk, "small files are replaced as soon as a pack is made of them"))
     }
 
     /// Withdraws the pack, as what is damaged, where a blob that it is made of was removed or fetched again since: its own digest
-    /// would prove wrong bytes right that were copied from there.
+    /// would prove wrong bytes right that were copied from there. `have_changed`: it is known that some did.
     ///
     /// # Errors
     /// [`Kind::Corrupt`] when the manifest is, [`Kind::Disk`].
-    pub async fn withdraw_stale_pack(&self) -> Result<()> {
+    pub async fn withdraw_stale_pack(&self, have_changed: bool) -> Result<()> {
         let Some(pack) = self.pack.clone() else { return Ok(()) };
         let (snapshot, layout) = (self.snapshot.clone(), self.layout.clone());
-        blocking(move || packed_sources::withdraw_stale(&pack, &snapshot, &layout)).await
+        blocking(move || packed_sources::withdraw_stale(&pack, &snapshot, &layout, have_changed)).await
     }
 
     async fn packed_sources(&self) -> Result<Option<Digest>> {

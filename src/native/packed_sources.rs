@@ -71,15 +71,20 @@ pub(super) fn note(pack: &Snapshot, sources: &Digest) -> Result<bool> {
     Ok(true)
 }
 
-/// Withdraws `pack`, as what is damaged, if it is whole and was not made of the files that the cache has now.
-pub(super) fn withdraw_stale(pack: &Snapshot, snapshot: &Snapshot, layout: &DataLayout) -> Result<()> {
+/// Withdraws `pack`, as what is damaged, if it is whole and was not made of the files that the cache has now. A disk that keeps no
+/// notes does not tell: there it is withdrawn only where files `have_changed`.
+pub(super) fn withdraw_stale(
+    pack: &Snapshot,
+    snapshot: &Snapshot,
+    layout: &DataLayout,
+    have_changed: bool,
+) -> Result<()> {
     let (key, cache) = (pack.manifest().key(0)?, &pack.resources().cache);
     let Some(file) = cache.open_whole(&key, pack.manifest().blob_size(0)?)? else { return Ok(()) };
     let version = version(cache, &key, &file)?;
     let mut sources = [0; 32];
     let noted = rustix::fs::fgetxattr(&file, SOURCES_XATTR, &mut sources[..]);
-    if noted == Err(Errno::OPNOTSUPP) {
-        // The disk keeps no notes at all: its packs would be made again for each mount.
+    if noted == Err(Errno::OPNOTSUPP) && !have_changed {
         return Ok(());
     }
     let noted = noted.is_ok_and(|len| len == sources.len()).then_some(Digest(sources));

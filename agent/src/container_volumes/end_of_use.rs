@@ -46,10 +46,12 @@ impl ContainerVolumes {
                 }
             }
             WritableDirectory::Cache(home) => {
+                // Not held where others hold it: a job that ends saves it.
                 own.release();
-                // Other volumes and jobs bind it, too, hold it as long, and save it.
-                if !home.is_locked() && mounts::is_bound_anywhere(&path)? {
-                    own.hold(path, home.create()?);
+                if mounts::is_bound_anywhere(&path)? {
+                    if !home.is_locked() {
+                        own.hold(path, home.create()?);
+                    }
                     return Ok(false);
                 }
             }

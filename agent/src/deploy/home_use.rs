@@ -191,8 +191,8 @@ async fn unsaved_elsewhere<U: HomeUser>(
         let claimed =
             if needs_newest { sync.claim().await } else { sync.report_use(true).await.map(|()| unsaved) };
         match claimed {
-            // Such as of a mirror that can be read only, which has the newest state all the same.
-            Err(error) => {
+            // A mirror that can be read only has the newest state all the same.
+            Err(error) if !needs_newest || matches!(error.kind(), Kind::Refused | Kind::NoSpace) => {
                 tracing::warn!("cannot tell other nodes that {name} is in use here: {error}");
                 sync.unsaved_elsewhere().await
             }

@@ -109,10 +109,9 @@ impl NativeSuperblock {
     pub(super) fn renew_pack(&self, removal: Option<Removal>) {
         let superblock = self.own.clone();
         self.native.snapshot().runtime().spawn(async move {
-            // Not dropped before the pack itself is marked.
-            let _removal = removal;
+            // The removal is not dropped before the pack itself is marked.
             while let Some(superblock) = superblock.upgrade() {
-                match superblock.native.withdraw_stale_pack().await {
+                match superblock.native.withdraw_stale_pack(removal.is_some()).await {
                     Ok(()) => return,
                     Err(error) => tracing::error!(%error, "a native mount may read damaged data"),
                 }

@@ -31,10 +31,12 @@ impl CacheSync {
         let own = self.with_home(contend).await?;
         self.mirror.put_home_report(&self.home.key(), &own).await?;
         let claimed = self.contend(&own.node).await;
-        let is_mine = matches!(claimed, Ok(None));
         // Also where it failed: it may have been told.
-        let reported = self.report_use(is_mine).await;
-        claimed.and_then(|unsaved| reported.map(|()| unsaved))
+        let reported = self.report_use(matches!(claimed, Ok(None))).await;
+        match claimed {
+            Ok(None) => reported.map(|()| None),
+            claimed => claimed,
+        }
     }
 
     /// Waits until those give way who told before this node, the node `own`, that they are about to begin: later ones have seen
