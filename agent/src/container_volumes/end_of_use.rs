@@ -10,6 +10,7 @@ use tokio::time::sleep;
 
 use super::container_volume::{ContainerVolume, WritableDirectory};
 use super::{ContainerVolumes, checkpoint_volume};
+use crate::volumes::cache_home::CacheHome;
 
 /// How often it is checked whether a container still has a volume that was ended: at first, and after a while. That reads the
 /// mount tables of all processes.
@@ -46,6 +47,9 @@ impl ContainerVolumes {
                 }
             }
             WritableDirectory::Cache(home) => {
+                if self.is_shared_with_others(own, home) {
+                    return Ok(true);
+                }
                 // Not held where others hold it: a job that ends saves it.
                 own.release();
                 if mounts::is_bound_anywhere(&path)? {
@@ -57,5 +61,15 @@ impl ContainerVolumes {
             }
         }
         Ok(true)
+    }
+
+    /// Whether another volume that is published shows the same cache: it looks for what is bound when it ends, and saves then.
+    fn is_shared_with_others(&self, own: &ContainerVolume, home: &CacheHome) -> bool {
+        self.all().iter().any(|other| {
+            other.key != own.key
+                && other.is_published()
+                && other.end_time().is_none()
+                && matches!(&other.directory, WritableDirectory::Cache(other) if other.path() == home.path())
+        })
     }
 }
