@@ -23,6 +23,7 @@ pub mod direct_io;
 pub mod directory;
 pub mod disk_writer;
 pub mod eviction;
+pub(crate) mod file_notes;
 pub(crate) mod file_version;
 pub mod inventory;
 pub mod io;

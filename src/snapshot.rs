@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 
 use crate::announcements::Announcements;
 use crate::blob::Key;
-use crate::cache::commit::DIGEST_XATTR;
+use crate::cache::commit::known_digest;
 use crate::cache::leases::{LeaseGroup, LeaseSet, ManifestLease};
 use crate::cache::pressure::CachePressureListener;
 use crate::cache::removal::RemovalListener;
@@ -255,9 +255,7 @@ impl Snapshot {
             return Ok(Some(digest));
         }
         let Some(file) = self.content(slice.blob)?.whole() else { return Ok(None) };
-        let mut digest = [0; 32];
-        let noted = rustix::fs::fgetxattr(&*file, DIGEST_XATTR, &mut digest[..]);
-        Ok(noted.is_ok_and(|len| len == digest.len()).then_some(Digest(digest)))
+        Ok(known_digest(&blob.key, &file))
     }
 
     /// Keeps what the cache has of it, and what will come, from being evicted as long as it lives, whether there is room

@@ -11,8 +11,11 @@ use std::thread::JoinHandle;
 use crossbeam::channel::{Receiver, Sender, bounded};
 use rustix::fs::XattrFlags;
 
+use crate::blob::Key;
+use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 
+use super::file_notes;
 use super::io;
 use super::layout::BlobFile;
 use super::partial::PartialBlob;
@@ -29,6 +32,14 @@ const SYNCFS_MIN_BATCH: usize = 8;
 /// The extended attribute that keeps a whole blob's digest, so that it is not hashed again: its 32 bytes as
 /// they are, which ext4 still keeps within the inode.
 pub const DIGEST_XATTR: &str = "user.bdnfs.digest";
+
+/// The digest that the whole `file` of `key` is to have; `None` where nobody knows.
+pub(crate) fn known_digest(key: &Key, file: &File) -> Option<Digest> {
+    match key {
+        Key::Content(digest) => Some(*digest),
+        Key::Origin(_) => file_notes::read(file, DIGEST_XATTR).ok().flatten().map(Digest),
+    }
+}
 
 type CommitCallback = Box<dyn FnOnce(Result<File>) + Send>;
 

@@ -6,6 +6,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::XattrFlags;
 
+use super::file_notes;
+
 /// The extended attribute with the time, in nanoseconds since 1970, when a whole blob that the kernel reads by itself was last
 /// found damaged. It stays when the file is right again: what was read of it before is not.
 const DAMAGE_TIME_XATTR: &str = "user.bdnfs.damaged";
@@ -32,9 +34,7 @@ impl FileVersion {
 
 /// When `file` was last found damaged and kept; `None` where it never was.
 pub(crate) fn damaged_at(file: &File) -> Option<[u8; 16]> {
-    let mut time = [0; 16];
-    let len = rustix::fs::fgetxattr(file, DAMAGE_TIME_XATTR, &mut time[..]).ok()?;
-    (len == time.len()).then_some(time)
+    file_notes::read(file, DAMAGE_TIME_XATTR).ok().flatten()
 }
 
 /// Notes that `file` was found damaged at the time `now`, and is kept. Best effort.

@@ -15,7 +15,7 @@ use crate::cache::Cache;
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 
-use super::commit::DIGEST_XATTR;
+use super::commit::known_digest;
 use super::direct_io::DirectFile;
 use super::file_version::FileVersion;
 use super::inventory;
@@ -173,16 +173,6 @@ fn part(cache: &Cache, found: &CachedFile, pace: ScrubPace<'_>) -> Result<BlobVe
     };
     cache.notify_removed(&removal, None);
     Ok(BlobVerdict::Wrong(bytes))
-}
-
-/// The digest that the whole `file` of `key` is to have; `None` where nobody knows.
-pub(crate) fn known_digest(key: &Key, file: &File) -> Option<Digest> {
-    if let Key::Content(digest) = key {
-        return Some(*digest);
-    }
-    let mut digest = [0; 32];
-    let len = rustix::fs::fgetxattr(file, DIGEST_XATTR, &mut digest[..]).ok()?;
-    (len == digest.len()).then_some(Digest(digest))
 }
 
 /// The digest of a whole file; `None` when `pace` cancels. Past the page cache where that can be: what lies on the disk is to be

@@ -13,9 +13,10 @@ use rustix::io::Errno;
 use super::data_layout::DataLayout;
 use crate::blob::Key;
 use crate::block::BLOCK;
+use crate::cache::commit::{DIGEST_XATTR, known_digest};
 use crate::cache::file_version::{self, FileVersion};
 use crate::cache::layout::{BlobFile, Layout as CacheLayout};
-use crate::cache::{Cache, scrub};
+use crate::cache::{Cache, file_notes};
 use crate::digest::Digest;
 use crate::error::Result;
 use crate::manifest::Node;
@@ -82,12 +83,11 @@ pub(super) fn withdraw_stale(
     let (key, cache) = (pack.manifest().key(0)?, &pack.resources().cache);
     let Some(file) = cache.open_whole(&key, pack.manifest().blob_size(0)?)? else { return Ok(()) };
     let version = version(cache, &key, &file)?;
-    let mut sources = [0; 32];
-    let noted = rustix::fs::fgetxattr(&file, SOURCES_XATTR, &mut sources[..]);
+    let noted = file_notes::read(&file, SOURCES_XATTR);
     if noted == Err(Errno::OPNOTSUPP) && !have_changed {
         return Ok(());
     }
-    let noted = noted.is_ok_and(|len| len == sources.len()).then_some(Digest(sources));
+    let noted = noted.ok().flatten().map(Digest);
     if noted.is_none() || noted != current(snapshot, layout)? {
         cache.withdraw(&key, &file, &version)?;
     }
@@ -135,9 +135,8 @@ pub(super) fn withdraw_unverifiable(
             continue;
         }
         let Some(file) = cache.layout().open_blob(&key, BlobFile::Whole)? else { continue };
-        let keeps_digests =
-            rustix::fs::fgetxattr(&file, SOURCES_XATTR, &mut [0; 0][..]) != Err(Errno::OPNOTSUPP);
-        if keeps_digests && scrub::known_digest(&key, &file).is_none() {
+        let keeps_digests = file_notes::read::<0>(&file, DIGEST_XATTR) != Err(Errno::OPNOTSUPP);
+        if keeps_digests && known_digest(&key, &file).is_none() {
             cache.withdraw(&key, &file, &version(cache, &key, &file)?)?;
         }
     }

@@ -5,7 +5,6 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::num::NonZeroU64;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
@@ -14,6 +13,7 @@ use std::time::Duration;
 
 use bdnfs::blob::Key;
 use bdnfs::block::{self, BLOCK};
+use bdnfs::cache::io;
 use bdnfs::cache::removal::RemovalListener;
 use bdnfs::cache::removal_marks::Removal;
 use bdnfs::digest::Digest;
@@ -311,10 +311,8 @@ async fn whole(owner: &Arc<Snapshot>, blob: u32) -> Result<Arc<File>> {
 /// The digest of each block of `file` on the disk, whatever is in the page cache.
 fn digests(file: &File, size: u64) -> BlockDigests {
     let digest = |index| {
-        let (at, len) = (index * BLOCK, block::len(size, index));
-        let _ = fadvise(file, at, NonZeroU64::new(len), Advice::DontNeed);
-        let mut bytes = vec![0; len as usize];
-        file.read_exact_at(&mut bytes, at).ok().map(|()| Digest::of(&bytes))
+        let bytes = io::read_anew(file, index * BLOCK, block::len(size, index) as usize);
+        bytes.ok().map(|bytes| Digest::of(&bytes))
     };
     (0..block::count(size)).map(digest).collect()
 }
