@@ -35,7 +35,7 @@ use crate::volumes::home_users::SharedHomeUser;
 use crate::volumes::{EvictedHome, Volumes};
 
 use home_notes::{note_pulled, torn_message, unsaved_advice};
-use home_saving::LEAVE_TIMEOUT;
+use home_saving::{LEAVE_TIMEOUT, report_use};
 pub use home_saving::{abandon, leave_unsaved, report_regularly, save, save_regularly};
 
 /// How often a lock of a home is tried, and the least time between two saves.
@@ -128,7 +128,7 @@ async fn prepare<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) ->
         make_room(user).await;
     }
     let is_to_be_saved = !home.is_shared() && !matches!(sync, Ok(None));
-    let reporting = sync.as_ref().ok().cloned().flatten().filter(|_| !home.is_shared() && user.is_first());
+    let is_mirror_open = matches!(sync, Ok(Some(_)));
     let pull = async {
         let Some(sync) = sync? else { return Ok(None) };
         pull(user, home, &sync, unsaved?, needs_newest).await.map(Some)
@@ -139,10 +139,8 @@ async fn prepare<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) ->
     };
     let pulled = match pulled {
         Err(error) if needs_newest => {
-            if let Some(reporting) = reporting {
-                // The mirror may be why.
-                let _ = timeout(LEAVE_TIMEOUT, report_use(&reporting, false)).await;
-            }
+            // The mirror may be why.
+            let _ = timeout(LEAVE_TIMEOUT, report_use(user, home, false)).await;
             return Err(error.context(format!("cannot get the newest state of {home}")));
         }
         Err(error) => {
@@ -164,10 +162,7 @@ async fn prepare<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) ->
     if !is_whole && is_to_be_saved {
         user.warn(format!("{home} will not be saved: {}", torn_message(home)));
     }
-    // Of several nodes, only what the first one has will be saved.
-    if let Some(reporting) = reporting
-        && let Err(error) = report_use(&reporting, true).await
-    {
+    if is_mirror_open && let Err(error) = report_use(user, home, true).await {
         user.warn(format!("other nodes are not told that {home} may have unsaved changes here: {error}"));
     }
     Ok(None)
@@ -184,6 +179,7 @@ async fn unsaved_elsewhere<U: HomeUser>(
     let (sync, is_reported) = (sync.clone(), !home.is_shared() && user.is_first());
     let name = home.to_string();
     let look = move || async move {
+        // Those that wait tell nothing: they look again and again.
         let unsaved = sync.unsaved_elsewhere().await?;
         if !is_reported || needs_newest && unsaved.is_some() {
             return Ok(unsaved);
@@ -200,11 +196,6 @@ async fn unsaved_elsewhere<U: HomeUser>(
         }
     };
     run_on_blocking_thread(look).await
-}
-
-async fn report_use(sync: &CacheSync, in_use: bool) -> Result<()> {
-    let sync = sync.clone();
-    run_on_blocking_thread(move || async move { sync.report_use(in_use).await }).await
 }
 
 /// Pulls what other nodes saved into a home, and makes room for it where the disk is full. What they have not saved is `unsaved`.

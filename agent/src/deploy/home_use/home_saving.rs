@@ -1,12 +1,13 @@
 //! Saves homes while they are used and after their last user of the node, and tells other nodes that they are used.
 
 use std::convert::Infallible;
+use std::fs::File;
 use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bdnfs::boot;
-use bdnfs::error::{Error, Result};
+use bdnfs::error::Result;
 use bdnfs::mirroring::MirrorProgress;
 use bdnfs::task::{blocking, run_on_blocking_thread};
 use tokio::time::{sleep, timeout};
@@ -32,72 +33,76 @@ pub async fn save<U: HomeUser>(user: &U, home: &CacheHome) {
 /// saved, unless others on this node use it.
 pub async fn abandon<U: HomeUser>(user: &U, home: &CacheHome) {
     let own = home.clone();
-    let has_begun = move || Ok(!own.is_shared() && own.exists() && own.sync_state()?.boot.is_some());
-    let is_noted = blocking(has_begun).await;
-    if is_noted.unwrap_or_default() {
-        return tokio::select! {
-            () = save(user, home) => {}
-            never = report_regularly(user, slice::from_ref(home)) => match never {},
-        };
+    let has_begun = blocking(move || Ok(!own.is_shared() && own.sync_state()?.boot.is_some())).await;
+    if !has_begun.unwrap_or_default() {
+        return leave_unsaved(user, home).await;
     }
-    let withdraw = async {
-        let own = home.clone();
-        if blocking(move || Ok(own.exists() && !own.is_in_use())).await? && user.is_first() {
-            report_as(user, home, false).await?;
-        }
-        Ok::<_, Error>(())
-    };
-    if let Ok(Err(error)) = timeout(LEAVE_TIMEOUT, withdraw).await {
-        tracing::warn!("cannot tell other nodes that {home} is not in use here: {error}");
+    tokio::select! {
+        () = save(user, home) => {}
+        never = report_regularly(user, slice::from_ref(home)) => match never {},
     }
 }
 
 /// Ends the use of a home that is not to be saved now, unless others on this node use it. The next user saves it.
 pub async fn leave_unsaved<U: HomeUser>(user: &U, home: &CacheHome) {
     let leave = async {
-        let _use_lock = locked(user, home, CacheHome::try_use_lock).await?;
         let own = home.clone();
-        let end = move || {
-            let is_last = !own.is_in_use() && !own.sync_state()?.is_torn(&boot::id_line()?);
-            if is_last {
-                own.end_use()?;
-            }
-            Ok(is_last)
-        };
-        if blocking(end).await? && user.is_first() {
-            report_as(user, home, false).await?;
+        if home.is_shared() || !blocking(move || Ok(own.exists())).await? {
+            return Ok(());
         }
-        Ok::<_, Error>(())
+        let (_use_lock, end) = end_use(user, home).await?;
+        if end == UseEnd::Ended { report_use(user, home, false).await } else { Ok(()) }
     };
     if let Ok(Err(error)) = timeout(LEAVE_TIMEOUT, leave).await {
         tracing::warn!("cannot end the use of {home}: {error}");
     }
 }
 
+/// The outcome of ending the use of a home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum UseEnd {
+    /// Nobody uses it, and a power cut does no harm to it.
+    Ended,
+    /// Others on this node use it.
+    InUse,
+    /// A power cut may have torn some of it.
+    Torn,
+}
+
+/// Ends the use of a home, unless others on this node use it. The lock keeps others from beginning.
+async fn end_use<U: HomeUser>(user: &U, home: &CacheHome) -> Result<(Arc<File>, UseEnd)> {
+    let use_lock = locked(user, home, CacheHome::try_use_lock).await?;
+    let own = home.clone();
+    let end = move || {
+        if own.is_in_use() {
+            return Ok(UseEnd::InUse);
+        }
+        if own.sync_state()?.is_torn(&boot::id_line()?) {
+            return Ok(UseEnd::Torn);
+        }
+        own.end_use().map(|()| UseEnd::Ended)
+    };
+    Ok((use_lock, blocking(end).await?))
+}
+
 async fn save_unused<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
     if home.is_shared() {
         return Ok(());
     }
-    let own = home.clone();
-    let _use_lock = locked(user, home, CacheHome::try_use_lock).await?;
-    let (is_in_use, state) = blocking(move || Ok((own.is_in_use(), own.sync_state()?))).await?;
-    let is_torn = state.is_torn(&boot::id_line()?);
-    if !is_in_use && !is_torn {
-        // Also without the mirror: a power cut does no harm to what waits for it.
-        let own = home.clone();
-        blocking(move || own.end_use()).await?;
-    }
+    // Also without the mirror: a power cut does no harm to what waits for it.
+    let (_use_lock, end) = end_use(user, home).await?;
     let Some(mirror) = open_mirror(user, home).await? else { return Ok(()) };
-    if is_in_use {
-        user.note(format!("{home} is saved when the other jobs and containers on this node have ended"));
-        return Ok(());
-    }
-    if is_torn {
-        user.warn(format!("{home} is not saved: {}", torn_message(home)));
-        return Ok(());
-    }
-    if !user.is_first() {
-        return Ok(());
+    match end {
+        UseEnd::InUse => {
+            user.note(format!("{home} is saved when the other jobs and containers on this node have ended"));
+            return Ok(());
+        }
+        UseEnd::Torn => {
+            user.warn(format!("{home} is not saved: {}", torn_message(home)));
+            return Ok(());
+        }
+        UseEnd::Ended if !user.is_first() => return Ok(()),
+        UseEnd::Ended => {}
     }
     let lock = locked(user, home, CacheHome::try_sync_lock).await?;
     let begin = Instant::now();
@@ -186,15 +191,18 @@ pub async fn report_regularly<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Inf
     loop {
         sleep(REPORT_INTERVAL).await;
         for home in homes {
-            if let Err(error) = report_as(user, home, true).await {
+            if let Err(error) = report_use(user, home, true).await {
                 tracing::warn!("cannot tell other nodes that {home} is in use here: {error}");
             }
         }
     }
 }
 
-/// Tells other nodes whether this one uses the home.
-async fn report_as<U: HomeUser>(user: &U, home: &CacheHome, in_use: bool) -> Result<()> {
+/// Tells other nodes whether this one uses the home. Of several nodes, only what the first one has will be saved: others tell nothing.
+pub(super) async fn report_use<U: HomeUser>(user: &U, home: &CacheHome, in_use: bool) -> Result<()> {
+    if !user.is_first() {
+        return Ok(());
+    }
     let Some(mirror) = open_mirror(user, home).await? else { return Ok(()) };
     let home = home.clone();
     run_on_blocking_thread(move || async move { home.report_use(&mirror, in_use).await }).await
