@@ -112,6 +112,17 @@ impl NativeFixture {
     fn mount(&self, native: &Arc<NativeSnapshot>, options: &Options) -> NativeMount {
         NativeMount::new(&self.superblocks, native, &self.path("native"), options).expect("mounted")
     }
+
+    /// Waits until a repair has made something right.
+    fn await_repair(&self, is_right: impl Fn() -> bool) {
+        let repaired = async {
+            while !is_right() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let repaired = async { tokio::time::timeout(Duration::from_secs(60), repaired).await };
+        self.runtime.block_on(repaired).expect("repaired");
+    }
 }
 
 /// Leases and stages `snapshot`.

@@ -78,8 +78,15 @@ impl WrittenPlugin {
     }
 
     fn succeed(&self, call: &str, header: &str, id: &str) -> Value {
-        let arguments = json!({"Name": "volume", "ID": id, "Opts": {"checkpoints": "llama"}});
-        let (code, answer) = self.call(&format!("VolumeDriver.{call}"), header, &arguments);
+        self.succeed_with(
+            call,
+            header,
+            &json!({"Name": "volume", "ID": id, "Opts": {"checkpoints": "llama"}}),
+        )
+    }
+
+    fn succeed_with(&self, call: &str, header: &str, arguments: &Value) -> Value {
+        let (code, answer) = self.call(&format!("VolumeDriver.{call}"), header, arguments);
         assert_eq!(code, 200, "{call}: {answer}");
         answer
     }
@@ -102,6 +109,14 @@ impl WrittenPlugin {
 
     fn await_saved(&self) {
         eventually("all is saved", || self.volumes() == 0);
+    }
+
+    /// Expects that the newest state of a training cache, which has one file, is saved.
+    fn expect_saved_file(&self, cache: &[&str]) {
+        let mirror = format!("file://{}", self.machine.directory("mirror").display());
+        let show = [&["project", "show", "--json", "--mirror", &mirror], cache].concat();
+        let shown: Value = serde_json::from_str(&self.machine.run(&show).succeeds()).unwrap();
+        assert_eq!((&shown["saved"]["files"], &shown["nodes"][0]["newest"]), (&json!(1), &json!(true)));
     }
 
     /// The file `model` of the checkpoint `source`.
@@ -213,35 +228,24 @@ fn written_volume_that_dockerd_forgot_is_ended_when_no_container_has_it() {
 #[test]
 fn written_volume_of_a_team_is_its_training_cache() {
     let plugin = WrittenPlugin::new();
-    let call = |call: &str| {
-        let arguments = json!({"Name": "team", "ID": "0a1b2c3d", "Opts": {"teamCache": "research"}});
-        let (code, answer) = plugin.call(&format!("VolumeDriver.{call}"), DOCKER, &arguments);
-        assert_eq!(code, 200, "{call}: {answer}");
-        answer
-    };
+    let arguments = json!({"Name": "team", "ID": "0a1b2c3d", "Opts": {"teamCache": "research"}});
+    let call = |call: &str| plugin.succeed_with(call, DOCKER, &arguments);
     call("Create");
     let path = PathBuf::from(call("Mount")["Mountpoint"].as_str().unwrap());
     assert_eq!(path, plugin.machine.volumes().join("default/caches/team/research/tree"));
     fs::write(path.join("file"), "cached").unwrap();
     call("Unmount");
     plugin.await_saved();
-    let mirror = format!("file://{}", plugin.machine.directory("mirror").display());
-    let show = ["project", "show", "--team", "research", "--json", "--mirror", &mirror];
-    let shown: Value = serde_json::from_str(&plugin.machine.run(&show).succeeds()).unwrap();
-    assert_eq!((&shown["saved"]["files"], &shown["nodes"][0]["newest"]), (&json!(1), &json!(true)));
+    plugin.expect_saved_file(&["--team", "research"]);
 }
 
 #[test]
 fn training_cache_that_a_forgotten_container_has_is_neither_removed_nor_saved_for_the_last_time() {
     let mut plugin = WrittenPlugin::new();
-    let call = |plugin: &WrittenPlugin, call: &str| {
-        let arguments = json!({"Name": "cache", "ID": "0a1b2c3d", "Opts": {"projectCache": "llama"}});
-        let (code, answer) = plugin.call(&format!("VolumeDriver.{call}"), DOCKER, &arguments);
-        assert_eq!(code, 200, "{call}: {answer}");
-        answer
-    };
-    call(&plugin, "Create");
-    let path = PathBuf::from(call(&plugin, "Mount")["Mountpoint"].as_str().unwrap());
+    let arguments = json!({"Name": "cache", "ID": "0a1b2c3d", "Opts": {"projectCache": "llama"}});
+    plugin.succeed_with("Create", DOCKER, &arguments);
+    let mounted = plugin.succeed_with("Mount", DOCKER, &arguments);
+    let path = PathBuf::from(mounted["Mountpoint"].as_str().unwrap());
     let mut container = Container::start(&plugin.machine, &path);
     plugin.call("Plugin.Activate", DOCKER, &json!({}));
     std::thread::sleep(std::time::Duration::from_secs(3));
@@ -255,10 +259,7 @@ fn training_cache_that_a_forgotten_container_has_is_neither_removed_nor_saved_fo
     plugin.start();
     container.end();
     plugin.await_saved();
-    let mirror = format!("file://{}", plugin.machine.directory("mirror").display());
-    let show = ["project", "show", "llama", "--json", "--mirror", &mirror];
-    let shown: Value = serde_json::from_str(&plugin.machine.run(&show).succeeds()).unwrap();
-    assert_eq!((&shown["saved"]["files"], &shown["nodes"][0]["newest"]), (&json!(1), &json!(true)));
+    plugin.expect_saved_file(&["llama"]);
     plugin.machine.run(&remove).succeeds();
 }
 

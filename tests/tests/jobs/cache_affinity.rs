@@ -3,7 +3,7 @@
 use std::fs;
 
 use bdnfs_tests::process::eventually;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::kit::{age_reports, job, manifests, submitted, text};
 use super::saved_caches::{SavingNodes, cached, has_event};
@@ -24,12 +24,9 @@ fn job_with_cache_affinity_fails_where_the_newest_training_cache_cannot_be_fetch
 #[test]
 fn job_with_cache_affinity_waits_while_a_job_of_another_node_has_unsaved_changes() {
     let nodes = SavingNodes::new();
-    let (mirror, flag) = (nodes.mirror(), nodes.one.directory("flag"));
+    let flag = nodes.one.directory("flag");
     nodes.run(&nodes.other, "echo first > $BT_PROJECT_CACHE_DIR/file");
-    let show = || -> Value {
-        let words = ["project", "show", "p", "--mirror", text(&mirror), "--json"];
-        serde_json::from_str(&nodes.one.run(&words).succeeds()).unwrap()
-    };
+    let show = || nodes.shown_by(&nodes.one);
     let shown = show();
     assert_eq!(
         (&shown["saved"]["files"], shown["nodes"].as_array().unwrap().len()),
@@ -44,7 +41,7 @@ fn job_with_cache_affinity_waits_while_a_job_of_another_node_has_unsaved_changes
         "{shown}"
     );
 
-    let agent = nodes.one.agent(&format!("[mirror]\nurl = \"file://{}\"\n", mirror.display()));
+    let agent = nodes.agent(&nodes.one);
     let wait = format!(
         "echo second > $BT_PROJECT_CACHE_DIR/file && touch {0}/runs; while [ ! -e {0}/go ]; do sleep 0.05; done",
         text(&flag)
@@ -56,7 +53,7 @@ fn job_with_cache_affinity_waits_while_a_job_of_another_node_has_unsaved_changes
     assert!(one["unsaved_since"].is_string() && one["in_use"] == true, "{shown}");
     let status = nodes.run_anyway(&nodes.other, "[ $(cat $BT_PROJECT_CACHE_DIR/file) = first ]");
     assert!(has_event(&status, "the cache of the project p begins without the newest changes"), "{status}");
-    let other = nodes.other.agent(&format!("[mirror]\nurl = \"file://{}\"\n", mirror.display()));
+    let other = nodes.agent(&nodes.other);
     let read = cached(&nodes.other, "[ $(cat $BT_PROJECT_CACHE_DIR/file) = second ]");
     let reader = submitted(&nodes.other, &["--project", "p", text(&read)]);
     let host = one["host"].as_str().unwrap();
@@ -82,9 +79,8 @@ fn job_with_cache_affinity_waits_while_a_job_of_another_node_has_unsaved_changes
 #[test]
 fn job_stopped_before_its_commands_run_leaves_no_training_cache_in_use() {
     let nodes = SavingNodes::new();
-    let (mirror, flag) = (nodes.mirror(), nodes.one.directory("flag"));
-    let config = format!("[mirror]\nurl = \"file://{}\"\n", mirror.display());
-    let (agent, other) = (nodes.one.agent(&config), nodes.other.agent(&config));
+    let flag = nodes.one.directory("flag");
+    let (agent, other) = (nodes.agent(&nodes.one), nodes.agent(&nodes.other));
     let wait = format!("touch {0}/runs; while [ ! -e {0}/go ]; do sleep 0.05; done", text(&flag));
     let writer =
         submitted(&nodes.other, &["--project", "q", "--team", "t", text(&cached(&nodes.other, &wait))]);
@@ -97,10 +93,7 @@ fn job_stopped_before_its_commands_run_leaves_no_training_cache_in_use() {
         let waits = "waits until other nodes have saved the cache of the team t";
         has_event(&serde_json::from_str(&status).unwrap(), waits)
     });
-    let shown = || -> Value {
-        let words = ["project", "show", "p", "--mirror", text(&mirror), "--json"];
-        serde_json::from_str(&nodes.other.run(&words).succeeds()).unwrap()
-    };
+    let shown = || nodes.shown_by(&nodes.other);
     let is_left = |is_left: bool| {
         let node = &shown()["nodes"][0];
         (node["in_use"] == is_left) && (node["unsaved_since"].is_string() == is_left)
@@ -132,8 +125,7 @@ fn project_forget_gives_up_the_unsaved_changes_of_a_node_that_is_gone() {
     let file = cached(&nodes.one, "[ $(cat $BT_PROJECT_CACHE_DIR/file) = first ]");
     let output = nodes.try_run(&nodes.one, &file).unwrap_err();
     assert!(output.contains("has changes that are not saved, the first "), "{output}");
-    let shown = nodes.one.run(&["project", "show", "p", "--mirror", text(&mirror), "--json"]).succeeds();
-    let shown: Value = serde_json::from_str(&shown).unwrap();
+    let shown = nodes.shown_by(&nodes.one);
     // What could not begin here has nothing to save.
     let gone = shown["nodes"].as_array().unwrap().iter().find(|node| node["this"] == false).unwrap();
     let forget = |node: &str, more: &[&str]| {

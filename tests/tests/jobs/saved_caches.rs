@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use bdnfs_tests::agent::AgentProcess;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
 use serde_json::{Value, json};
@@ -22,6 +23,18 @@ impl SavingNodes {
 
     pub(super) fn mirror(&self) -> PathBuf {
         self.one.directory("home").join("mirror")
+    }
+
+    /// Starts an agent on `machine` that saves into the mirror.
+    pub(super) fn agent(&self, machine: &Machine) -> AgentProcess {
+        machine.agent(&format!("[mirror]\nurl = \"file://{}\"\n", self.mirror().display()))
+    }
+
+    /// The cache of the project `p` as `machine` shows it.
+    pub(super) fn shown_by(&self, machine: &Machine) -> Value {
+        let mirror = self.mirror();
+        let words = ["project", "show", "p", "--mirror", text(&mirror), "--json"];
+        serde_json::from_str(&machine.run(&words).succeeds()).unwrap()
     }
 
     /// Runs a job of the project `p` with a training cache on `machine`, and answers with its status.
@@ -151,7 +164,7 @@ fn training_cache_changed_on_two_nodes_is_merged_and_conflicts_are_reported() {
 fn training_cache_is_saved_when_the_last_job_of_its_node_ends() {
     let nodes = SavingNodes::new();
     let (machine, flag) = (&nodes.one, nodes.one.directory("flag"));
-    let agent = machine.agent(&format!("[mirror]\nurl = \"file://{}\"\n", nodes.mirror().display()));
+    let agent = nodes.agent(machine);
     let wait = format!(
         "touch {0}/runs; while [ ! -e {0}/go ]; do sleep 0.05; done; echo last > $BT_PROJECT_CACHE_DIR/last",
         text(&flag)

@@ -60,13 +60,7 @@ impl NativeFixture {
     }
 
     fn await_content(&self, content: &[u8]) {
-        let repaired = async {
-            while self.read() != content {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
-        let repaired = async { tokio::time::timeout(Duration::from_secs(60), repaired).await };
-        self.runtime.block_on(repaired).expect("repaired");
+        self.await_repair(|| self.read() == content);
     }
 }
 

@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
 
 use bdnfs::blob::Blob;
 use bdnfs::cache::removal::RemovalListener;
@@ -79,13 +78,7 @@ fn native_mount_whose_credentials_are_revoked_is_repaired_with_those_of_another(
     assert!(!is_right());
     let cache = fixture.engine.cache().tenant("default").expect("a tenant");
     assert!(!scrub(&cache, &AtomicBool::new(false)).expect("read").damaged.is_empty());
-    let repaired = async {
-        while !is_right() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let repaired = async { tokio::time::timeout(Duration::from_secs(60), repaired).await };
-    fixture.runtime.block_on(repaired).expect("repaired");
+    fixture.await_repair(is_right);
     drop((first, second));
 }
 
@@ -136,12 +129,6 @@ fn native_mount_whose_agent_died_between_repair_and_drop_is_read_right() {
     let native = fixture.native(&fixture.staged());
     let taken = NativeMount::resume(&superblocks, &native, &fixture.path("native"), &Options::default());
     let taken = taken.expect("a table").expect("it is there");
-    let repaired = async {
-        while !is_right() || mark.exists() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let repaired = async { tokio::time::timeout(Duration::from_secs(60), repaired).await };
-    fixture.runtime.block_on(repaired).expect("repaired");
+    fixture.await_repair(|| is_right() && !mark.exists());
     taken.unmount().expect("unmounted");
 }
