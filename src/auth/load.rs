@@ -116,9 +116,9 @@ pub fn find_secret(stores: &[SecretStore], name: &str) -> Result<Secret> {
             return Ok(secret);
         }
     }
-    let places: Vec<_> = stores.iter().map(|store| format!("not in {store}")).collect();
-    let places = if places.is_empty() { "no secret store is named".into() } else { places.join(", ") };
-    Err(Error::new(Kind::Refused, format!("no such secret: {name:?} ({places})")))
+    let searched: Vec<_> = stores.iter().map(|store| format!("not in {store}")).collect();
+    let searched = if searched.is_empty() { "no secret store is named".into() } else { searched.join(", ") };
+    Err(Error::new(Kind::Refused, format!("no such secret: {name:?} ({searched})")))
 }
 
 /// Whether `store` has the secret `name`. The value of a secret in a directory is not read for it.

@@ -23,7 +23,7 @@ const MAX_LIFETIME: Duration = Duration::from_secs(3600);
 /// little.
 const EXPIRY_MARGIN: Duration = Duration::from_secs(30);
 
-/// The place of a file's content.
+/// The location of a file's content.
 #[derive(Clone)]
 pub(super) enum ContentLocation {
     /// The Hub sends it itself.
