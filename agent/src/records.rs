@@ -118,13 +118,27 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace); then the old one stands.
     pub fn put(&self, name: &str, record: &T) -> Result<()> {
         let write = || {
-            let mut draft = NamedTempFile::with_prefix_in(DRAFT_PREFIX, self.directory.path())?;
-            draft.write_all(&serde_json::to_vec_pretty(&RecordFile { version: VERSION, record })?)?;
+            let draft = self.draft(record)?;
             draft.as_file().sync_all()?;
             draft.persist(self.path(name)).map_err(|e| e.error)?;
             self.directory.sync()
         };
         write().map_err(|e| self.fault(e))
+    }
+
+    /// As [`put`](Self::put), for what need not survive a power cut: the disk is not waited for.
+    ///
+    /// # Errors
+    /// Those of [`put`](Self::put).
+    pub fn put_until_reboot(&self, name: &str, record: &T) -> Result<()> {
+        let write = || self.draft(record)?.persist(self.path(name)).map(drop).map_err(|e| e.error);
+        write().map_err(|e| self.fault(e))
+    }
+
+    fn draft(&self, record: &T) -> io::Result<NamedTempFile> {
+        let mut draft = NamedTempFile::with_prefix_in(DRAFT_PREFIX, self.directory.path())?;
+        draft.write_all(&serde_json::to_vec_pretty(&RecordFile { version: VERSION, record })?)?;
+        Ok(draft)
     }
 
     /// Removes a record durably, if it is there.

@@ -197,8 +197,8 @@ impl MountManager {
         let id = managed.id();
         managed.snapshot().release().await;
         self.handover.remove(id).await;
-        // A mount that ends with the agent is to come back with it.
-        if !self.lifecycle.is_closing() {
+        // A mount that ends with the agent is to come back with it, if the agent does.
+        if !self.lifecycle.is_closing() || !self.lifecycle.is_persistent() {
             let _ = self.remove_record(id).await;
         }
         self.table().mounts.remove(&id);

@@ -7,6 +7,7 @@ use bdnfs::error::Result;
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::Uri;
 use bdnfs::task::blocking;
+use bdnfs_fs::mounts;
 use serde::{Deserialize, Serialize};
 
 use crate::api::{Failure, LostMount, MountRequest};
@@ -61,23 +62,28 @@ impl FailedMount {
     }
 }
 
-/// The kind of their records.
+/// The kind of the records of mounts that the next agent restores.
 const MOUNT_RECORD_KIND: &str = "mounts";
+/// The kind of the records of mounts that end with their agent. They say whose a dead mount is.
+const ON_DEMAND_RECORD_KIND: &str = "on-demand-mounts";
 
-/// The mount points of a persistent agent with the cache directory `cache`, whether or not it runs. Reads the local disk.
+/// The mount points of all mounts that the cache directory `cache` has records of, for who does not hold its lock. Reads the disk.
 pub fn recorded_mountpoints(cache: &Path) -> Vec<PathBuf> {
-    let records = Records::<MountRecord>::peek(cache, MOUNT_RECORD_KIND);
+    let kinds = [MOUNT_RECORD_KIND, ON_DEMAND_RECORD_KIND];
+    let records = kinds.into_iter().flat_map(|kind| Records::<MountRecord>::peek(cache, kind));
     records
-        .into_iter()
         .filter(|record| record.lease_until.is_none())
         .map(|record| record.request.weights.mountpoint)
         .collect()
 }
 
-/// The records of all mounts of a persistent agent; another one keeps none. All but [`all`](Self::all) block on the local
-/// disk.
+/// The records of all mounts of an agent. All but [`all`](Self::all) block on the local disk.
 #[derive(Clone, Debug)]
-pub struct MountRecords(Option<Arc<Records<MountRecord>>>);
+pub struct MountRecords {
+    records: Arc<Records<MountRecord>>,
+    /// Whether the next agent restores the mounts.
+    persistent: bool,
+}
 
 impl MountRecords {
     /// The records in the cache directory `cache`, whose lock the caller holds.
@@ -85,30 +91,59 @@ impl MountRecords {
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub fn open(cache: &Path, persistent: bool) -> Result<Self> {
-        let records = persistent.then(|| Records::open(cache, MOUNT_RECORD_KIND).map(Arc::new));
-        records.transpose().map(Self)
+        let kind = if persistent { MOUNT_RECORD_KIND } else { ON_DEMAND_RECORD_KIND };
+        let this = Self { records: Arc::new(Records::open(cache, kind)?), persistent };
+        if !persistent {
+            this.remove_unmounted()?;
+        }
+        Ok(this)
     }
 
-    /// Writes a record.
+    /// Removes what killed agents left of mounts that are gone by now.
+    fn remove_unmounted(&self) -> Result<()> {
+        let records = self.records.all()?;
+        let mounts = if records.is_empty() { Vec::new() } else { mounts::list()? };
+        for (name, record) in records {
+            if mounts.iter().all(|mounted| mounted.mountpoint != record.request.weights.mountpoint) {
+                self.records.remove(&name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The name of the record of the mount `id`. Several agents may have left some that end with them.
+    fn name(&self, id: u64) -> String {
+        if self.persistent { id.to_string() } else { format!("{}-{id}", std::process::id()) }
+    }
+
+    /// Writes a record. One that nothing is restored from may be missing, which is logged.
     ///
     /// # Errors
     /// Those of [`Records::put`].
     pub fn put(&self, record: &MountRecord) -> Result<()> {
-        self.0.as_ref().map_or(Ok(()), |records| records.put(&record.id.to_string(), record))
+        let name = self.name(record.id);
+        if self.persistent {
+            return self.records.put(&name, record);
+        }
+        if let Err(error) = self.records.put_until_reboot(&name, record) {
+            tracing::warn!("mount {} is not recorded: {error}", record.id);
+        }
+        Ok(())
     }
 
     /// Removes the record of the mount `id`. A failure is logged.
     pub fn remove(&self, id: u64) {
-        if let Some(records) = &self.0
-            && let Err(error) = records.remove(&id.to_string())
-        {
-            tracing::warn!("mount {id} will be mounted again at the next start: {error}");
+        if let Err(error) = self.records.remove(&self.name(id)) {
+            tracing::warn!("mount {id} is still recorded: {error}");
         }
     }
 
-    /// All records, oldest first. What can't be read is logged.
+    /// The records of the mounts to restore, oldest first. What can't be read is logged.
     pub async fn all(&self) -> Vec<MountRecord> {
-        let Some(records) = self.0.clone() else { return Vec::new() };
+        if !self.persistent {
+            return Vec::new();
+        }
+        let records = Arc::clone(&self.records);
         let mut records = match blocking(move || records.all()).await {
             Ok(records) => records.into_iter().map(|(_, record)| record).collect::<Vec<_>>(),
             Err(error) => {

@@ -108,6 +108,24 @@ fn status_of_a_cache_whose_agent_was_killed_names_its_mounts_and_fails() {
 }
 
 #[test]
+fn status_of_a_cache_whose_on_demand_agent_was_killed_names_its_dead_mount_until_it_is_unmounted() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    write_file(&source, "file", 5000);
+    let (point, second) = (machine.mount(&source, "mnt"), machine.mount(&source, "second"));
+    machine.run(&["unmount", text(&second)]).succeeds();
+    machine.crash();
+    let status = || machine.run(&["status", "--cache-dir", text(machine.cache())]);
+    status().fails(&[text(&point), "dead: its agent is gone"]);
+    // Another agent of this cache does not make it alive.
+    machine.mount(&source, "third");
+    status().fails(&[text(&point), "dead: its agent is gone"]);
+    assert!(!status().err.contains(text(&second)), "{}", status().err);
+    machine.run(&["unmount", text(&point)]).succeeds();
+    assert!(!status().succeeds().contains(text(&point)));
+}
+
+#[test]
 fn read_under_way_when_its_agent_is_killed_fails_with_econnaborted() {
     let env = TestEnv::new();
     env.put("file", 1 << 20);
