@@ -87,6 +87,7 @@ fn commands_for_a_hung_agent_fail_and_name_it() {
     ] {
         machine.run(arguments).fails(&["does not respond within 10 s"]);
     }
+    machine.run(&["top", "--once", "--cache-dir", cache]).fails(&["does not respond"]);
     drop(frozen);
     machine.run(&["cache", "summarize", "--cache-dir", cache]).succeeds();
 }
