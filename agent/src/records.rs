@@ -68,6 +68,21 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk) when the directory can't be read.
     pub fn all(&self) -> Result<Vec<(String, T)>> {
+        let readable = |(name, record): (String, io::Result<T>)| match record {
+            Ok(record) => Some((name, record)),
+            Err(error) => {
+                tracing::warn!("the record {} cannot be read: {error}", self.path(&name).display());
+                None
+            }
+        };
+        Ok(self.read_all()?.into_iter().filter_map(readable).collect())
+    }
+
+    /// All records with their names, in no order, the unreadable ones included, which stay.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk) when the directory can't be read.
+    pub fn read_all(&self) -> Result<Vec<(String, io::Result<T>)>> {
         let list = || fs::read_dir(self.directory.path())?.collect::<io::Result<Vec<_>>>();
         let mut found = Vec::new();
         for entry in list().map_err(|e| self.fault(e))? {
@@ -80,10 +95,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
                 }
                 continue;
             };
-            match read(&self.directory, &file_name) {
-                Ok(record) => found.push((name.to_owned(), record)),
-                Err(error) => tracing::warn!("the record {} cannot be read: {error}", path.display()),
-            }
+            found.push((name.to_owned(), read(&self.directory, &file_name)));
         }
         Ok(found)
     }
@@ -152,7 +164,8 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
         }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    /// The file of the record called `name`.
+    pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(format!("{name}{RECORD_SUFFIX}"))
     }
 

@@ -1,9 +1,10 @@
 //! Mount records: what makes a mount again after its agent has ended.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bdnfs::error::Result;
+use bdnfs::error::{Kind, Result};
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::Uri;
 use bdnfs::task::blocking;
@@ -42,24 +43,55 @@ pub struct MountRecord {
 /// A mount of the last run that could not be restored.
 #[derive(Debug)]
 pub(super) struct FailedMount {
-    /// The record of the mount.
-    pub record: MountRecord,
-    /// Why it could not be restored.
-    pub why: Failure,
+    /// The description of the mount for clients.
+    pub lost: LostMount,
+    /// The record of the mount, unless that is what can't be read.
+    pub record: Option<MountRecord>,
     /// Keeps the lease.
-    pub _snapshot: Option<Arc<Snapshot>>,
+    _snapshot: Option<Arc<Snapshot>>,
 }
 
 impl FailedMount {
-    /// The description of the mount for clients.
-    pub fn info(&self) -> LostMount {
-        let weights = &self.record.request.weights;
+    /// The mount of `record`, which can't be restored for the reason `why`.
+    pub fn new(record: MountRecord, why: Failure, snapshot: Option<Arc<Snapshot>>) -> Self {
+        let weights = &record.request.weights;
         // As a URI it is shown without credentials.
         let source = weights.source.expose().parse().map(|uri: Uri| uri.to_string());
         let (source, mountpoint) =
             (source.unwrap_or_else(|_| "its source".to_owned()), weights.mountpoint.clone());
-        LostMount { id: self.record.id, source, mountpoint, why: self.why.clone() }
+        let lost = LostMount { id: record.id, source, mountpoint, why };
+        Self { lost, record: Some(record), _snapshot: snapshot }
     }
+
+    /// The mount at `mountpoint` whose record is `unreadable`. Where the mount point is not known, either, the file of the record stands
+    /// for it.
+    pub fn unreadable(unreadable: UnreadableRecord, mountpoint: Option<PathBuf>) -> Self {
+        let UnreadableRecord { id, path, error } = unreadable;
+        let mountpoint = mountpoint.unwrap_or_else(|| path.clone());
+        let text = format!(
+            "the record {} of the mount cannot be read: {error}; `bdnfs umount {}` forgets it",
+            path.display(),
+            mountpoint.display()
+        );
+        let lost = LostMount {
+            id,
+            source: "a source".to_owned(),
+            mountpoint,
+            why: Failure::new(Kind::Corrupt, text),
+        };
+        Self { lost, record: None, _snapshot: None }
+    }
+}
+
+/// A record that can't be read.
+#[derive(Debug)]
+pub(super) struct UnreadableRecord {
+    /// The id of the mount.
+    pub id: u64,
+    /// The file.
+    pub path: PathBuf,
+    /// Why it can't be read.
+    pub error: io::Error,
 }
 
 /// The kind of the records of mounts that the next agent restores.
@@ -138,20 +170,27 @@ impl MountRecords {
         }
     }
 
-    /// The records of the mounts to restore, oldest first. What can't be read is logged.
-    pub async fn all(&self) -> Vec<MountRecord> {
+    /// The records of the mounts to restore, oldest first, and those that can't be read.
+    pub(super) async fn all(&self) -> (Vec<MountRecord>, Vec<UnreadableRecord>) {
+        let (mut records, mut unreadable) = (Vec::new(), Vec::new());
         if !self.persistent {
-            return Vec::new();
+            return (records, unreadable);
         }
-        let records = Arc::clone(&self.records);
-        let mut records = match blocking(move || records.all()).await {
-            Ok(records) => records.into_iter().map(|(_, record)| record).collect::<Vec<_>>(),
-            Err(error) => {
-                tracing::error!("cannot restore the mounts of the last run: {error}");
-                Vec::new()
+        let reader = Arc::clone(&self.records);
+        let found = blocking(move || reader.read_all()).await.unwrap_or_else(|error| {
+            tracing::error!("cannot restore the mounts of the last run: {error}");
+            Vec::new()
+        });
+        for (name, record) in found {
+            match (record, name.parse()) {
+                (Ok(record), _) => records.push(record),
+                (Err(error), Ok(id)) => {
+                    unreadable.push(UnreadableRecord { id, path: self.records.path(&name), error });
+                }
+                (Err(error), Err(_)) => tracing::warn!("{name} is no record of a mount: {error}"),
             }
-        };
+        }
         records.sort_by_key(|record| record.id);
-        records
+        (records, unreadable)
     }
 }

@@ -74,8 +74,16 @@ pub async fn restore(
 ) -> Vec<Arc<ManagedMount>> {
     let mut stored: HashMap<u64, StoredMount> =
         stored.into_iter().map(|stored| (stored.id, stored)).collect();
-    let records = manager.records.all().await;
-    manager.table().last = records.iter().map(|record| record.id).max().unwrap_or(0);
+    let (records, unreadable) = manager.records.all().await;
+    let ids = records.iter().map(|record| record.id).chain(unreadable.iter().map(|record| record.id));
+    manager.table().last = ids.max().unwrap_or(0);
+    for record in unreadable {
+        // The fd store may know where it was, but not what its snapshot is.
+        let request =
+            stored.get(&record.id).map(|stored| serde_json::from_str::<MountRequest>(&stored.request));
+        let mountpoint = request.and_then(Result::ok).map(|request| request.weights.mountpoint);
+        add_failed(manager, FailedMount::unreadable(record, mountpoint));
+    }
     let eviction_pause = Arc::new(eviction_pause);
     let mut last_mounts = Vec::new();
     for record in records {
@@ -253,11 +261,15 @@ async fn restore_one(manager: &Arc<MountManager>, last: LastMount) -> Option<Arc
         },
         (Err(failure), _) | (_, Err(failure)) => failure,
     };
-    let failed = FailedMount { record, why, _snapshot: snapshot.ok() };
-    let LostMount { source, mountpoint, why, .. } = failed.info();
-    tracing::error!("{source} cannot be mounted at {} again: {why}", mountpoint.display());
-    manager.table().failed.insert(id, failed);
+    add_failed(manager, FailedMount::new(record, why, snapshot.ok()));
     None
+}
+
+/// Lists a mount that can't be restored.
+fn add_failed(manager: &MountManager, failed: FailedMount) {
+    let LostMount { id, source, mountpoint, why } = &failed.lost;
+    tracing::error!("{source} cannot be mounted at {} again: {why}", mountpoint.display());
+    manager.table().failed.insert(*id, failed);
 }
 
 /// Goes on serving a mount; mounts it anew where the fd store had none, or that one can't be served.
