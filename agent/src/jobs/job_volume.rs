@@ -20,7 +20,7 @@ use crate::volumes::{CHECKPOINT_PLACE, SCRATCH_PLACE};
 /// clearing them. Touches the local disk.
 ///
 /// # Errors
-/// Those of [`JobVolume::create`] and [`CacheHome::create`].
+/// Those of [`JobVolume::create`](crate::volumes::JobVolume::create) and [`CacheHome::create`].
 pub fn create(services: &JobServices, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
     let volume = services.volume_of(job);
     let mut binds = vec![(volume.scratch(), PathBuf::from(SCRATCH_PLACE))];

@@ -43,7 +43,7 @@ impl CacheHome {
     /// Tells other nodes, in `mirror`, about the home as it is now, and whether jobs or containers use it.
     ///
     /// # Errors
-    /// Those of the mirror; [`Kind::Disk`].
+    /// Those of the mirror; [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub async fn report_use(&self, mirror: &Mirror, in_use: bool) -> Result<()> {
         let home = self.clone();
         let report = blocking(move || home.report(in_use)).await?;
@@ -53,7 +53,7 @@ impl CacheHome {
     /// The report on the home as it is now. Touches the local disk.
     ///
     /// # Errors
-    /// [`Kind::Disk`].
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub fn report(&self, in_use: bool) -> Result<HomeReport> {
         let (state, node) = (self.sync_state()?, NodeIdentity::of(self.volumes())?);
         let saved = state.manifest.as_ref().map(|_| DateTime::from_timestamp_nanos(state.since));
@@ -83,7 +83,7 @@ impl CacheSync {
     /// Unsaved changes of other nodes; `None` where there are none.
     ///
     /// # Errors
-    /// Those of the mirror; [`Kind::Disk`].
+    /// Those of the mirror; [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub async fn unsaved_elsewhere(&self) -> Result<Option<UnsavedElsewhere>> {
         let own = self.with_home(|home| home.report(false)).await?;
         Ok(UnsavedElsewhere::of(&self.reports_elsewhere(&own.node).await?, now()))
