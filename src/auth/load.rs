@@ -15,8 +15,8 @@ use toml::de::{DeTable, DeValue};
 
 use crate::error::{Error, Kind, Result};
 use crate::source::{
-    Access, AuthMethod, AwsRole, CredentialLoader, Credentials, GoogleCredentials, RoleIdentity, Secret,
-    SecretStore, Uri,
+    Access, AuthMethod, AwsRole, AzureCredentials, CredentialLoader, Credentials, GoogleCredentials,
+    RoleIdentity, Secret, SecretStore, Uri,
 };
 
 /// The largest file of secrets that is read, in bytes: a key has a few thousand; what is larger is something else.
@@ -74,6 +74,25 @@ impl CredentialLoader for AccessLoader {
                     service_account: gcp_oidc_service_account,
                     provider: gcp_oidc_workload_id_provider,
                 })
+            }
+            AuthMethod::GcpPodOidc {
+                gcp_pod_oidc_workload_id_provider: provider,
+                gcp_pod_oidc_service_account: service_account,
+                gcp_pod_oidc_token: name,
+                gcp_pod_oidc_sts: sts,
+                gcp_pod_oidc_iam: iam,
+            } => {
+                let token = find_secret(&self.access.secrets, &name)?;
+                Credentials::Gcp(GoogleCredentials::GivenToken { token, provider, service_account, sts, iam })
+            }
+            AuthMethod::AzurePodOidc {
+                azure_pod_oidc_tenant_id: tenant_id,
+                azure_pod_oidc_client_id: client_id,
+                azure_pod_oidc_token: name,
+                azure_pod_oidc_authority: authority,
+            } => {
+                let token = find_secret(&self.access.secrets, &name)?;
+                Credentials::Azure(AzureCredentials::GivenToken { token, tenant_id, client_id, authority })
             }
         })
     }
