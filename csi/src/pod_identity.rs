@@ -36,9 +36,10 @@ const IDENTITY_KEYS: [(&str, &[&str]); 3] = [
 
 /// The audience of tokens for AWS.
 const AWS_AUDIENCE: &str = "sts.amazonaws.com";
-/// The audience of tokens for Entra ID.
-const AZURE_AUDIENCE: &str = "api://AzureADTokenExchange";
-/// The host that names of Google's workload identity providers begin with.
+/// The audiences of tokens for Entra ID: in the public cloud, in that of the US government, and in China.
+const AZURE_AUDIENCES: [&str; 3] =
+    ["api://AzureADTokenExchange", "api://AzureADTokenExchangeUSGov", "api://AzureADTokenExchangeChina"];
+/// The host that names of Google's workload identity providers begin with, as they do in audiences with a scheme before it.
 const PROVIDER_PREFIX: &str = "//iam.googleapis.com/";
 /// The partitions of AWS, as ARNs name them, each with the region whose token service is asked where no region is given; its keys
 /// serve in all regions of the partition.
@@ -51,15 +52,32 @@ const MAX_ADDRESS_BYTES: usize = 254;
 const MAX_NAME_PART_BYTES: usize = 63;
 /// The lengths of the parts of a UUID, in digits.
 const UUID_PARTS: [usize; 5] = [8, 4, 4, 4, 12];
-/// The name of the token among the secrets of a request.
-const TOKEN_NAME: &str = "pod-token";
 
 /// An identity that the pod's token is exchanged for.
 pub struct PodIdentity {
     /// The attribute that names it.
     key: &'static str,
     auth: AuthMethod,
+    /// The name of the token among the secrets of the request.
+    token_name: String,
     token: Secret,
+}
+
+/// The service account of a pod, as the kubelet tells it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ServiceAccount<'a> {
+    /// The pod's namespace.
+    pub namespace: &'a str,
+    /// The account's name.
+    pub name: &'a str,
+}
+
+impl ServiceAccount<'_> {
+    /// The name of its tokens. It is a part of the identity: what an identity may read depends on whose token is exchanged, so that
+    /// pods of several accounts share nothing.
+    fn token_name(self) -> String {
+        format!("pod-token.{}.{}", self.namespace, self.name)
+    }
 }
 
 impl PodIdentity {
@@ -68,21 +86,28 @@ impl PodIdentity {
         IDENTITY_KEYS.iter().any(|(key, _)| has(key))
     }
 
-    /// Takes the identity out of `attributes`, if they have one. `has_secret`: whether the volume has a secret, too.
+    /// Takes the identity out of `attributes`, if they have one, for a pod of `account`. `has_secret`: whether the volume has a secret,
+    /// too.
     ///
     /// # Errors
     /// The attribute that can't be taken, as where the kubelet sent no token.
     pub fn take(
         attributes: &mut Attributes,
+        account: ServiceAccount<'_>,
         tokens: Option<PodTokens>,
         has_secret: bool,
     ) -> Result<Option<Self>, InvalidAttribute> {
         let named = IDENTITY_KEYS.iter().find(|(key, _)| attributes.has(key));
         let fitting = named.map_or(&[][..], |(_, others)| *others);
-        for (key, others) in IDENTITY_KEYS {
+        for (_, others) in IDENTITY_KEYS {
             let unfit = |other: &&&str| !fitting.contains(*other) && attributes.has(other);
             if let Some(other) = others.iter().find(unfit) {
-                return Err(InvalidAttribute::new(other, format!("has no effect without {key}")));
+                let fits = |(_, others): &&(_, &[&str])| others.contains(other);
+                let keys: Vec<_> = IDENTITY_KEYS.iter().filter(fits).map(|(key, _)| *key).collect();
+                return Err(InvalidAttribute::new(
+                    other,
+                    format!("has no effect without {}", keys.join(" or ")),
+                ));
             }
         }
         let Some(&(key, _)) = named else { return Ok(None) };
@@ -91,13 +116,14 @@ impl PodIdentity {
         {
             return Err(InvalidAttribute::new(other, format!("cannot be used with {key}")));
         }
-        let (auth, audiences) = read(key, attributes)?;
+        let token_name = account.token_name();
+        let (auth, audiences) = read(key, attributes, &token_name)?;
         let invalid = |text: String| Err(InvalidAttribute::new(key, text));
         if has_secret || attributes.has("secretKey") {
             return invalid("cannot be used with a secret; remove one of them".to_owned());
         }
         match tokens.and_then(|tokens| tokens.find(&audiences)) {
-            Some(token) => Ok(Some(Self { key, auth, token })),
+            Some(token) => Ok(Some(Self { key, auth, token_name, token })),
             None => invalid(format!(
                 "the kubelet sent no token of the pod for {}; the CSIDriver has to ask for it (podTokens and \
                  podTokenAudiences of the chart)",
@@ -110,7 +136,7 @@ impl PodIdentity {
     pub fn sample(attributes: impl IntoIterator<Item = (String, String)>) -> Option<(String, String)> {
         let mut attributes: Attributes = attributes.into_iter().collect();
         let &(key, _) = IDENTITY_KEYS.iter().find(|(key, _)| attributes.has(key))?;
-        let (_, audiences) = read(key, &mut attributes).ok()?;
+        let (_, audiences) = read(key, &mut attributes, "").ok()?;
         audiences.first().map(|audience| PodTokens::sample(audience))
     }
 
@@ -121,7 +147,7 @@ impl PodIdentity {
 
     /// The secrets of the request: the token.
     pub fn secrets(&self) -> BTreeMap<String, Secret> {
-        [(TOKEN_NAME.to_owned(), self.token.clone())].into()
+        [(self.token_name.clone(), self.token.clone())].into()
     }
 
     /// `request`, with the identity and the token; the token service of AWS is that of the source's region where it names one.
@@ -145,14 +171,16 @@ impl PodIdentity {
     }
 }
 
-/// The identity that the attribute `key` names, and the audiences of which its cloud takes a token, the usual one first.
+/// The identity that the attribute `key` names, by the token called `token_name`, and the audiences of which its cloud takes a token,
+/// the usual one first.
 fn read(
     key: &'static str,
     attributes: &mut Attributes,
+    token_name: &str,
 ) -> Result<(AuthMethod, Vec<String>), InvalidAttribute> {
     let invalid = |key: &str, text: &str| InvalidAttribute::new(key, text);
     let named = attributes.take(key).unwrap_or_default();
-    let (token, sts) = (TOKEN_NAME.to_owned(), attributes.take(STS_KEY));
+    let (token, sts) = (token_name.to_owned(), attributes.take(STS_KEY));
     Ok(match key {
         ROLE_KEY => {
             let region = default_region(&named);
@@ -193,7 +221,7 @@ fn read(
                 azure_pod_oidc_token: token,
                 azure_pod_oidc_authority: attributes.take(AUTHORITY_KEY),
             };
-            (auth, vec![AZURE_AUDIENCE.to_owned()])
+            (auth, AZURE_AUDIENCES.map(str::to_owned).to_vec())
         }
     })
 }
@@ -208,9 +236,10 @@ fn default_region(arn: &str) -> Option<&'static str> {
     known.filter(|_| is_number(account) && is_name && arn.len() <= MAX_ARN_BYTES).map(|(_, region)| *region)
 }
 
-/// The full name of a workload identity provider, of which users write the host or not; `None` where `text` is no such name.
+/// The full name of a workload identity provider, of which users write scheme and host or not; `None` where `text` is no such name.
 fn provider_name(text: &str) -> Option<String> {
-    let path = text.strip_prefix(PROVIDER_PREFIX).unwrap_or(text);
+    let path = text.strip_prefix("https:").unwrap_or(text);
+    let path = path.strip_prefix(PROVIDER_PREFIX).unwrap_or(text);
     let parts: Vec<_> = path.split('/').collect();
     let ["projects", number, "locations", "global", "workloadIdentityPools", pool, "providers", provider] =
         parts[..]

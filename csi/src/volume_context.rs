@@ -13,7 +13,7 @@ use tonic::Status;
 
 use crate::TrustPolicy;
 use crate::events::PodReference;
-use crate::pod_identity::{AUTHORITY_KEY, IAM_KEY, PodIdentity, STS_KEY};
+use crate::pod_identity::{AUTHORITY_KEY, IAM_KEY, PodIdentity, STS_KEY, ServiceAccount};
 use crate::pod_token::PodTokens;
 
 /// The prefix of the attributes that the kubelet adds, whose keys no author may use.
@@ -103,7 +103,10 @@ impl VolumeContext {
         }
         // Without this, no kubelet sends any, and what is there was written by an author.
         let tokens = self.tokens.take().filter(|_| policy.pod_tokens);
-        let identity = PodIdentity::take(&mut self.own, tokens, !self.secrets.is_empty()).map_err(invalid)?;
+        let pod = |key: &str| self.pod.get(key).map_or("", String::as_str);
+        let account = ServiceAccount { namespace: pod("pod.namespace"), name: pod("serviceAccount.name") };
+        let identity = PodIdentity::take(&mut self.own, account, tokens, !self.secrets.is_empty());
+        let identity = identity.map_err(invalid)?;
         let request = match identity {
             Some(identity) => {
                 let (auth, secrets) = (Some(identity.auth()), identity.secrets());

@@ -10,6 +10,8 @@ use crate::TrustPolicy;
 use crate::pod_token::TOKENS_KEY;
 use crate::volume_context::{VolumeContext, VolumeOptions};
 
+/// The name of the token of a pod that the kubelet tells nothing of.
+const TOKEN: &str = "pod-token..";
 const ARN: &str = "arn:aws:iam::1:role/r";
 const TOKENS: &str = r#"{"sts.amazonaws.com": {"token": "hush", "expirationTimestamp": "2030-01-01T00:00:00Z"},
     "vault": {"token": "of another service"}}"#;
@@ -22,7 +24,7 @@ fn role(arn: &str, region: &str, sts: Option<&str>) -> AuthMethod {
     AuthMethod::AwsPodOidc {
         aws_pod_oidc_role_arn: arn.to_owned(),
         aws_pod_oidc_region: region.to_owned(),
-        aws_pod_oidc_token: TOKEN_NAME.to_owned(),
+        aws_pod_oidc_token: TOKEN.to_owned(),
         aws_pod_oidc_sts: sts.map(str::to_owned),
     }
 }
@@ -50,7 +52,7 @@ fn attribute_role_arn_makes_a_request_with_the_token_of_the_pod() {
     for (context, secrets) in [(&[&own[..], &tokens].concat()[..], &[][..]), (&own, &tokens)] {
         let made = request("true", context, secrets).expect("valid");
         assert_eq!(made.secrets.len(), 1);
-        assert_eq!(made.secrets[TOKEN_NAME].expose(), "hush", "the one for AWS");
+        assert_eq!(made.secrets[TOKEN].expose(), "hush", "the one for AWS");
         assert!(!made.trusted && !format!("{made:?}").contains("hush"));
         assert_eq!(made.access.auth, Some(role(ARN, "us-east-1", None)));
     }
@@ -62,6 +64,28 @@ fn attribute_role_arn_makes_a_request_with_the_token_of_the_pod() {
         let arn = format!("arn:{partition}:iam::111122223333:role/a/path/r");
         let made = request("true", &[("source", "s3://b"), (ROLE_KEY, &arn)], &tokens).expect("valid");
         assert_eq!(made.access.auth, Some(role(&arn, region, None)));
+    }
+}
+
+#[test]
+fn token_of_another_service_account_is_another_identity() {
+    let auth = |namespace: &str, name: &str| {
+        let context = map(&[
+            ("source", "s3://b"),
+            (ROLE_KEY, ARN),
+            (TOKENS_KEY, TOKENS),
+            ("csi.storage.k8s.io/pod.namespace", namespace),
+            ("csi.storage.k8s.io/serviceAccount.name", name),
+        ]);
+        let policy = TrustPolicy { pod_tokens: true, ..TrustPolicy::default() };
+        match VolumeContext::new(context, HashMap::new()).request("v", &policy).expect("valid") {
+            VolumeOptions::Source(request) => request.access.auth,
+            VolumeOptions::Written(request) => panic!("{request:?}"),
+        }
+    };
+    assert_eq!(auth("team", "models"), auth("team", "models"));
+    for (namespace, name) in [("team", "other"), ("another", "models")] {
+        assert_ne!(auth("team", "models"), auth(namespace, name));
     }
 }
 
@@ -135,7 +159,12 @@ fn attribute_role_arn_that_cannot_serve_is_refused_by_name_without_the_token() {
             &[tokens],
             "anonymous: cannot",
         ),
-        ("false", &[("source", "s3://b"), (STS_KEY, "https://h")], &[tokens], "stsEndpoint: has no effect"),
+        (
+            "false",
+            &[("source", "s3://b"), (STS_KEY, "https://h")],
+            &[tokens],
+            "stsEndpoint: has no effect without roleArn or workloadIdentityProvider",
+        ),
     ] {
         let error = request(ephemeral, attributes, secrets).expect_err(words);
         let said = error.message();
@@ -163,7 +192,7 @@ fn attribute_workload_identity_provider_makes_a_request_with_the_token_for_that_
         Some(AuthMethod::GcpPodOidc {
             gcp_pod_oidc_workload_id_provider: PROVIDER.to_owned(),
             gcp_pod_oidc_service_account: account.map(str::to_owned),
-            gcp_pod_oidc_token: TOKEN_NAME.to_owned(),
+            gcp_pod_oidc_token: TOKEN.to_owned(),
             gcp_pod_oidc_sts: services.map(str::to_owned),
             gcp_pod_oidc_iam: services.map(str::to_owned),
         })
@@ -172,7 +201,7 @@ fn attribute_workload_identity_provider_makes_a_request_with_the_token_for_that_
     for audience in [format!("https:{PROVIDER}"), PROVIDER.to_owned()] {
         let (key, tokens) = tokens_for(&audience);
         let made = request("true", &named, &[(key, &tokens)]).expect("valid");
-        assert_eq!((&made.access.auth, made.secrets[TOKEN_NAME].expose()), (&auth(None, None), "hush"));
+        assert_eq!((&made.access.auth, made.secrets[TOKEN].expose()), (&auth(None, None), "hush"));
         assert!(!made.trusted && made.secrets.len() == 1 && !format!("{made:?}").contains("hush"));
         // Without its host, as Google's own tools take it.
         let short = [named[0], (PROVIDER_KEY, &PROVIDER[PROVIDER_PREFIX.len()..]), (ACCOUNT_KEY, ACCOUNT)];
@@ -202,15 +231,15 @@ fn attributes_client_id_and_tenant_id_make_a_request_with_the_token_for_entra_id
         Some(AuthMethod::AzurePodOidc {
             azure_pod_oidc_tenant_id: UUID.to_owned(),
             azure_pod_oidc_client_id: UUID.to_owned(),
-            azure_pod_oidc_token: TOKEN_NAME.to_owned(),
+            azure_pod_oidc_token: TOKEN.to_owned(),
             azure_pod_oidc_authority: authority.map(str::to_owned),
         })
     };
-    let (key, tokens) = tokens_for(AZURE_AUDIENCE);
+    let (key, tokens) = tokens_for(AZURE_AUDIENCES[0]);
     let upper = UUID.to_uppercase();
     let named = [("source", "azure://a/c"), (CLIENT_KEY, UUID), (TENANT_KEY, &upper)];
     let made = request("true", &named, &[(key, &tokens)]).expect("valid");
-    assert_eq!((&made.access.auth, made.secrets[TOKEN_NAME].expose()), (&auth(None), "hush"));
+    assert_eq!((&made.access.auth, made.secrets[TOKEN].expose()), (&auth(None), "hush"));
     let url = "https://login.example.org";
     let admin = [&named[..], &[(AUTHORITY_KEY, url)]].concat();
     let made = request("false", &admin, &[(key, &tokens)]).expect("an administrator's");
@@ -237,7 +266,7 @@ fn identity_with_a_hostile_or_wrong_value_is_refused_by_name() {
             vec![("source", "azure://a/c".into()), (CLIENT_KEY, UUID.into()), (TENANT_KEY, UUID.into())];
         attributes.retain(|(known, _): &(&str, String)| *known != key);
         attributes.push((key, value.to_owned()));
-        (attributes, key, AZURE_AUDIENCE.to_owned())
+        (attributes, key, AZURE_AUDIENCES[0].to_owned())
     };
     let mut cases = Vec::new();
     for part in hostile {
@@ -295,7 +324,7 @@ fn identity_beside_what_it_cannot_have_is_refused_by_name() {
         let mut attributes = vec![("source", source)];
         attributes.extend(identities.iter().filter(|(key, _)| keys.contains(key)));
         let tokens = json!({
-            AZURE_AUDIENCE: {"token": "hush"}, PROVIDER: {"token": "hush"}, AWS_AUDIENCE: {"token": "hush"},
+            (AZURE_AUDIENCES[0]): {"token": "hush"}, (PROVIDER): {"token": "hush"}, (AWS_AUDIENCE): {"token": "hush"},
         });
         let error = request("true", &attributes, &[(TOKENS_KEY, &tokens.to_string())]).expect_err(words);
         assert_eq!(error.message(), format!("volume attribute {words}"));

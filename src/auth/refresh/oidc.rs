@@ -17,6 +17,7 @@ use url::{Url, form_urlencoded};
 use super::key_expiry::jwt_expiry_remark;
 use super::{KeyProvider, MAX_TOKEN_RESPONSE_BYTES, ResolvedKey, as_refusal};
 use crate::auth::{AuthKey, load};
+use crate::backoff::{self, Backoff};
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{self, HttpClient};
 use crate::source::{ExternalAccount, Secret, SubjectToken};
@@ -32,6 +33,12 @@ const AZURE_STORAGE_SCOPE: &str = "https://storage.azure.com/.default";
 const JWT_ASSERTION_TYPE: &str = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer";
 /// The longest that a token is taken to be valid, in seconds: whatever a service claims, it is renewed daily.
 const MAX_TOKEN_LIFETIME_SECONDS: u64 = 86_400;
+
+/// How often a token service that is away is asked again, and how long is waited before that: whoever needs the token knows better
+/// when to try anew.
+const RETRIES: u32 = 2;
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(100);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Provides tokens of a user who signed in.
 pub(in crate::auth) struct UserTokens {
@@ -80,8 +87,8 @@ impl KeyProvider for FederatedTokens {
             ("subject_token", subject.token.expose()),
         ];
         let token: OauthToken = ask(&self.client, form_request(token_url, &form)?).await.map_err(|e| {
-            e.context(format!("{} gives no token for {audience}", host(token_url)))
-                .advise(subject.advice("the provider"))
+            let failed = e.context(format!("{} gives no token for {audience}", host(token_url)));
+            advise_refused(failed, || subject.advice("the provider"))
         })?;
         let resolved = token.resolved()?;
         match impersonation {
@@ -102,8 +109,9 @@ impl FederatedTokens {
         *request.body_mut() = Some(json!({ "scope": [CLOUD_SCOPE] }).to_string().into());
         let account = url.rsplit('/').next().unwrap_or_default().split(':').next().unwrap_or_default();
         let token: ImpersonatedToken = ask(&self.client, request).await.map_err(|e| {
-            e.context(format!("{} gives no token for {account}", host(url)))
-                .advise("grant the federated identity roles/iam.workloadIdentityUser on it")
+            let failed = e.context(format!("{} gives no token for {account}", host(url)));
+            let advice = "grant the federated identity roles/iam.workloadIdentityUser on it";
+            advise_refused(failed, || advice.to_owned())
         })?;
         bearer(token.access_token, Some(token.expire_time.into()))
     }
@@ -134,8 +142,9 @@ impl KeyProvider for EntraTokens {
         ];
         let request = form_request(&format!("{authority}/{tenant_id}/oauth2/v2.0/token"), &form)?;
         let token: OauthToken = ask(&self.client, request).await.map_err(|e| {
-            e.context(format!("{} gives no token for {client_id} of {tenant_id}", host(authority)))
-                .advise(subject.advice("the application"))
+            let failed =
+                e.context(format!("{} gives no token for {client_id} of {tenant_id}", host(authority)));
+            advise_refused(failed, || subject.advice("the application"))
         })?;
         let credential = AzureCredential::BearerToken(token.access_token.expose().to_owned());
         Ok(ResolvedKey { key: AuthKey::Azure(Arc::new(credential)), ..token.resolved()? })
@@ -240,9 +249,25 @@ fn form_request(url: &str, form: &[(&str, &str)]) -> Result<Request> {
     Ok(request)
 }
 
-/// Sends a request to a token service and reads its response.
-async fn ask<T: DeserializeOwned>(client: &HttpClient, request: Request) -> Result<T> {
-    let response = client.send(request).await.map_err(as_refusal)?;
+/// What to do about a refusal. A service that is away has another cause.
+fn advise_refused(error: Error, advice: impl FnOnce() -> String) -> Error {
+    if error.kind() == Kind::Refused { error.advise(advice()) } else { error }
+}
+
+/// Sends a request to a token service and reads its response. One that is away for a moment is asked again.
+async fn ask<T: DeserializeOwned>(client: &HttpClient, mut request: Request) -> Result<T> {
+    let mut backoff = Backoff::new(FIRST_RETRY_DELAY, MAX_RETRY_DELAY, backoff::entropy());
+    let mut retries = 0..RETRIES;
+    let response = loop {
+        let again = request.try_clone();
+        match (client.send(request).await, again) {
+            (Err(e), Some(again)) if e.kind() == Kind::Unavailable && retries.next().is_some() => {
+                tokio::time::sleep(backoff.wait()).await;
+                request = again;
+            }
+            (response, _) => break response.map_err(as_refusal)?,
+        }
+    };
     let text = http_client::read(response, MAX_TOKEN_RESPONSE_BYTES).await?;
     // The parser's own message may quote what it read.
     serde_json::from_slice(&text)

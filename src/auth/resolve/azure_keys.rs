@@ -58,7 +58,11 @@ pub(super) async fn ambient(uri: &Uri, access: &Access, client: &HttpClient) -> 
         return Ok(FixedKey::provider(AuthKey::Anonymous, None));
     }
     let secrets = given.account_key.is_some() || given.sas.is_some() || given.client_secret.is_some();
-    if !secrets && let Some(file) = &given.federated_token_file {
+    let is_named = given.tenant_id.is_some() && given.client_id.is_some();
+    if !secrets
+        && is_named
+        && let Some(file) = &given.federated_token_file
+    {
         return federated(&given, SubjectToken::File(file.clone()), access, client);
     }
     if !secrets && given.identity_endpoint.is_none() {

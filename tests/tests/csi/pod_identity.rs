@@ -295,6 +295,28 @@ fn pods_with_other_identities_of_a_cloud_read_by_their_own_only() {
 }
 
 #[test]
+fn pods_of_several_service_accounts_with_one_identity_share_no_token() {
+    // The federated identity is the service account: each reads what that may.
+    let on = IdentityNode::new(CloudIdentity::Federated, 1);
+    on.node.env.put("weights", 2 * MIB);
+    let of = |account: &str, pod: &str| {
+        let mut volume = on.volume(&[("staging", "lazy")]);
+        volume.pod = pod.to_owned();
+        volume.context.insert("csi.storage.k8s.io/serviceAccount.name".to_owned(), account.to_owned());
+        volume
+    };
+    let volumes = [of("models", "first"), of("models", "second"), of("other", "third")];
+    for volume in &volumes {
+        on.node.kubelet.mount(&with_tokens(volume, 1, true));
+    }
+    assert_eq!(remaining(&on.node), (3, 5), "a base for each service account");
+    for volume in &volumes {
+        on.node.kubelet.unpublish(volume).unwrap();
+    }
+    assert_eq!(remaining(&on.node), (0, 0));
+}
+
+#[test]
 fn identity_whose_token_is_lost_with_the_fdstore_is_used_with_the_next_one() {
     let mut on = IdentityNode::new(CloudIdentity::Entra, 1);
     let bytes = on.node.env.put("weights", 2 * MIB);
