@@ -30,7 +30,7 @@ impl Mirror {
     /// The manifest `digest`, opened; `None` when it isn't there.
     ///
     /// # Errors
-    /// [`Kind::Corrupt`](crate::error::Kind::Corrupt) when it is damaged, [`Kind::Disk`](crate::error::Kind::Disk) for the scratch
+    /// [`Kind::Corrupt`] when it is damaged, [`Kind::Disk`] for the scratch
     /// directory; those of the store.
     pub async fn manifest(&self, digest: &Digest) -> Result<Option<Manifest>> {
         let copied = self.copy_manifest(digest, Arc::new(self.unnamed_file()?)).await;
@@ -110,7 +110,7 @@ impl Mirror {
     /// Puts the manifest that `file` holds.
     ///
     /// # Errors
-    /// [`Kind::Disk`](crate::error::Kind::Disk) for the file; those of the store.
+    /// [`Kind::Disk`] for the file; those of the store.
     pub async fn put_manifest(&self, digest: &Digest, file: File, lease: &MirrorLease) -> Result<()> {
         let fault = |e| Error::disk("cannot read a manifest", e);
         let size = (&file).seek(SeekFrom::End(0)).map_err(fault)?;
