@@ -164,6 +164,8 @@ impl NativeMount {
     /// # Errors
     /// [`Kind::Busy`] when processes use it, or another mount covers it. The mount stays.
     pub fn unmount(&self) -> Result<()> {
+        // A repair that has a file of it open is not a process that uses it.
+        let _dropping = self.superblock.dropping.lock();
         self.end_with(mounts::unmount)
     }
 

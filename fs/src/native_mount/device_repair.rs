@@ -207,6 +207,7 @@ impl NativeSuperblock {
             if names.len() < MAX_NAMED_FILES {
                 names.push(String::from_utf8_lossy(&path).escape_debug().to_string());
             }
+            let _dropping = self.dropping.lock();
             match open_in(&roots, &path) {
                 None => _ = hidden.get_or_insert(path),
                 Some(seen) => {
@@ -223,6 +224,7 @@ impl NativeSuperblock {
             }
             thread::sleep(DROP_RETRY_INTERVAL);
             wrong.retain(|(path, part)| {
+                let _dropping = self.dropping.lock();
                 !open_in(&roots, path).is_some_and(|seen| drop_wrong(&seen, *part, file, &ranges))
             });
         }

@@ -53,6 +53,8 @@ pub(super) struct NativeSuperblock {
     pub(super) damaged: Mutex<HashMap<Key, BlockDigests>>,
     /// The devices that are being repaired.
     pub(super) repairing: Mutex<HashSet<Key>>,
+    /// Held while a repair has a file of a mount open, which then can't be unmounted.
+    pub(super) dropping: Mutex<()>,
     /// A reference to itself, for its tasks.
     pub(super) own: Weak<Self>,
 }
@@ -179,9 +181,16 @@ impl Superblocks {
 impl NativeSuperblock {
     fn new(image: PathBuf, native: &Arc<NativeSnapshot>) -> Arc<Self> {
         let (native, mounted) = (Arc::clone(native), Mutex::default());
-        let (damaged, repairing) = Default::default();
-        let superblock =
-            Arc::new_cyclic(|own| Self { image, native, mounted, damaged, repairing, own: Weak::clone(own) });
+        let (damaged, repairing, dropping) = Default::default();
+        let superblock = Arc::new_cyclic(|own| Self {
+            image,
+            native,
+            mounted,
+            damaged,
+            repairing,
+            dropping,
+            own: Weak::clone(own),
+        });
         let listener: Weak<Self> = Arc::downgrade(&superblock);
         superblock.native.snapshot().on_removal(listener);
         superblock
