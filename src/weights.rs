@@ -129,7 +129,7 @@ pub fn read(document: &Value, rules: Rules) -> (Vec<AcceptedEntry>, Diagnostics)
     let one = |(i, item)| read_source(item, place.index(i), rules, &mut found);
     let mut accepted: Vec<_> = items.iter().enumerate().filter_map(one).collect();
     let sources: Vec<_> = accepted.iter().map(|a| a.weights.located()).collect();
-    let shown = shown_sources(&sources);
+    let shown = shown_sources(&sources, &[]);
     let mounts = shown.iter().zip(&accepted).map(|(shown, a)| (shown.place.as_path(), &a.place));
     let conflicting = mount::reject_conflicts(mounts, &mut found);
     accepted.retain(|a| !conflicting.contains(&a.place));

@@ -90,14 +90,20 @@ impl ShownSource {
     pub fn within(&self, root: &Path) -> PathBuf {
         self.directory.as_ref().map_or_else(|| root.to_owned(), |directory| root.join(directory))
     }
+
+    /// Whether it is a repository beside what one of the training caches at `caches` has.
+    pub fn is_in_cache(&self, caches: &[PathBuf]) -> bool {
+        self.directory.is_some() && caches.iter().any(|cache| self.place.starts_with(cache))
+    }
 }
 
 /// The trees that are shown of `sources`, each with its mount location. Repositories of the Hub in the layout hf-cache with one
-/// mount location are shown in it side by side, as in one cache.
-pub fn shown_sources(sources: &[(PathBuf, Option<TreeLayout>, Uri)]) -> Vec<ShownSource> {
+/// mount location are shown in it side by side, as in one cache; those in a training cache, one of `caches`, beside what it has.
+pub fn shown_sources(sources: &[(PathBuf, Option<TreeLayout>, Uri)], caches: &[PathBuf]) -> Vec<ShownSource> {
     let is_hub_cache = |layout: &Option<TreeLayout>| *layout == Some(TreeLayout::HfCache);
     let shares = |path: &PathBuf| {
-        sources.iter().filter(|(other, layout, _)| other == path && is_hub_cache(layout)).count() > 1
+        caches.iter().any(|cache| path.starts_with(cache))
+            || sources.iter().filter(|(other, layout, _)| other == path && is_hub_cache(layout)).count() > 1
     };
     let shown = |(path, layout, uri): &(PathBuf, Option<TreeLayout>, Uri)| {
         let directory = uri.hub_directory().filter(|_| is_hub_cache(layout) && shares(path));

@@ -1,5 +1,6 @@
 //! `bdnfs check`: checks a configuration file.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use bdnfs::error::{Error, Kind};
 use bdnfs::source::{Diagnostic, Diagnostics, DocumentPath, SecretStore, Severity, Uri};
-use bdnfs::weights::{self, AcceptedEntry, Rules, Variable};
+use bdnfs::weights::{self, AcceptedEntry, Rules, TrainingCache, Variable};
 use bdnfs_agent::jobs::{self, supervisor};
 use bdnfs_agent::volumes::{CHECKPOINT_PLACE, SCRATCH_PLACE};
 use serde::Serialize;
@@ -157,8 +158,13 @@ fn check_places(document: &Value, accepted: &mut Vec<AcceptedEntry>, findings: &
     if !job.start_commands.is_empty() {
         check_place(&job.place, Path::new(SCRATCH_PLACE), &mut places, findings);
     }
+    let cache = weights::training_cache(document);
+    let caches = cache.as_ref().map_or_else(Vec::new, TrainingCache::paths);
     let located = accepted.iter().map(|accepted| accepted.weights.located());
-    let mut shown = weights::shown_sources(&located.collect::<Vec<_>>()).into_iter();
+    let shown = weights::shown_sources(&located.collect::<Vec<_>>(), &caches);
+    let in_caches: BTreeSet<_> =
+        shown.iter().filter(|shown| shown.is_in_cache(&caches)).map(|shown| shown.place.clone()).collect();
+    let mut shown = shown.into_iter();
     accepted.retain(|AcceptedEntry { place, .. }| {
         let shown = shown.next();
         shown.is_none_or(|shown| {
@@ -169,13 +175,12 @@ fn check_places(document: &Value, accepted: &mut Vec<AcceptedEntry>, findings: &
         let place = job.place.key("load_checkpoint_config").key("download_folder");
         check_place(&place, &load.download_folder, &mut places, findings);
     }
-    let outside_caches = places.clone();
+    let outside_caches: Vec<_> = places.iter().filter(|place| !in_caches.contains(*place)).cloned().collect();
     if let Some(config) = &job.checkpoints {
         let path = config.checkpoint_path.as_deref().unwrap_or(Path::new(CHECKPOINT_PLACE));
         let place = job.place.key("checkpointing_config").key("checkpoint_path");
         check_place(&place, path, &mut places, findings);
     }
-    let cache = weights::training_cache(document);
     // Another base is refused already.
     if let Some(cache) = cache.filter(|cache| weights::is_cache_base(&cache.mount_base_path)) {
         let place = job.place.key("cache_config");

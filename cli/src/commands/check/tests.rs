@@ -157,6 +157,23 @@ fn check_rejects_overlapping_or_relative_job_directories() {
 }
 
 #[test]
+fn check_accepts_repositories_of_the_hub_in_a_training_cache() {
+    let said = |mount: &str, layout: &str| {
+        let toml = format!(
+            "[runtime]\nstart_commands = ['true']\ncache_config = {{ enabled = true, mount_base_path = '/c' }}\n\
+             [[weights]]\nsource = 'hf://o/r@main'\nmount_location = '{mount}'\n{layout}"
+        );
+        format_report(&report(Format::Toml, &toml))
+    };
+    let layout = "layout = 'hf-cache'\n";
+    for mount in ["/c/user_artifacts", "/c/user_artifacts/hub", "/c/team_artifacts/hub"] {
+        assert!(!said(mount, layout).contains("hide each other"), "{mount}: {}", said(mount, layout));
+        assert!(said(mount, "").contains("hide each other"), "{mount}: {}", said(mount, ""));
+    }
+    assert!(said("/c", layout).contains("hide each other"), "{}", said("/c", layout));
+}
+
+#[test]
 fn check_rejects_a_keep_below_1() {
     let said = |keep: &str| {
         let toml = format!("keep = {keep}\n[runtime]\nstart_commands = ['true']\n");
