@@ -115,7 +115,7 @@ impl fmt::Display for Blob {
     }
 }
 
-/// The place and the form of a blob in a mirror.
+/// The location and the encoding of a blob in a mirror.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MirrorLocation {
     /// The key of its object below its tenant's, UTF-8; empty for the one that follows from its digest.

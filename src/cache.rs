@@ -31,6 +31,7 @@ pub mod layout;
 pub mod leases;
 pub mod node;
 pub(crate) mod open_manifests;
+mod part_table;
 pub mod partial;
 pub mod partition;
 pub mod pins;
@@ -60,6 +61,7 @@ use file_version::FileVersion;
 use layout::{BlobFile, Layout};
 use leases::LeaseTable;
 use node::NodeCache;
+use part_table::PartTable;
 use partial::PartialBlob;
 use partition::{CachedFile, Partition};
 use removal::RemovalListeners;
@@ -83,6 +85,7 @@ pub struct Limits {
 #[derive(Clone, Debug)]
 pub struct Cache {
     partition: Arc<Partition>,
+    parts: Arc<PartTable>,
     space: Arc<TenantSpace>,
     committer: Arc<Committer>,
     writer: Arc<DiskWriter>,
@@ -201,14 +204,15 @@ impl Cache {
     /// # Errors
     /// [`Kind::Disk`] and [`Kind::NoSpace`]; [`Kind::Busy`] while the disk does not answer.
     pub fn begin(&self, key: &Key, size: u64) -> Result<Arc<PartialBlob>> {
-        if let Some(part) = self.partition.part(key) {
+        if let Some(part) = self.parts.find(key) {
             return Ok(part);
         }
-        let (partition, space, writer) = (self.partition.clone(), self.space.clone(), self.writer.clone());
-        let (blob, now) = ((*key, size), self.now());
+        let (layout, space, writer) =
+            (self.partition.layout.clone(), self.space.clone(), self.writer.clone());
+        let (parts, blob, now) = (self.parts.clone(), (*key, size), self.now());
         self.writer.run(move || {
-            let part = PartialBlob::open(partition.layout.clone(), space, writer, blob, now)?;
-            Ok(partition.share_part(Arc::new(part)))
+            let part = PartialBlob::open(layout, space, writer, blob, now)?;
+            Ok(parts.share(Arc::new(part)))
         })
     }
 
@@ -245,7 +249,7 @@ impl Cache {
             let removal = self.mark_removal(key);
             if self.removal_listeners().need_file(key, file) {
                 file_version::note_damage(file, self.now());
-                self.partition.demote(key)?;
+                self.parts.forget_after(key, || self.layout().demote(key))?;
             } else {
                 let stat = rustix::fs::fstat(file).map_err(|e| fault(e.into()))?;
                 self.partition.remove_damaged(key, file)?;
@@ -265,7 +269,7 @@ impl Cache {
     /// [`Kind::Disk`].
     pub(crate) fn discard(&self, part: &PartialBlob) -> Result<()> {
         if self.removal_listeners().need_file(part.key(), part.file()) {
-            self.partition.forget_blocks(part.key())
+            self.parts.forget_after(part.key(), || self.layout().remove(part.key(), BlobFile::Map))
         } else {
             part.discard()
         }

@@ -102,8 +102,8 @@ async fn download_tree(
     // With read-only credentials there is no lease: the collector's grace period protects the snapshot.
     let lease = mirror.serve_lease(id).await.ok();
     let manifest = Arc::new(find_manifest(mirror, id).await?);
-    let (listed, id, place) = (Arc::clone(&manifest), *id, directory.to_owned());
-    let tree = Arc::new(blocking(move || PartialTree::create(listed, &id, &place, paths.as_ref())).await?);
+    let (listed, id, target) = (Arc::clone(&manifest), *id, directory.to_owned());
+    let tree = Arc::new(blocking(move || PartialTree::create(listed, &id, &target, paths.as_ref())).await?);
     let (files, bytes) = tree.totals();
     progress.files.fetch_add(files, Relaxed);
     progress.bytes.fetch_add(bytes, Relaxed);

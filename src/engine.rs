@@ -307,8 +307,8 @@ impl Engine {
         if let Some(manifest) = blocking(move || Ok(saved_manifest(resources.cache.layout(), &id))).await? {
             return Ok(manifest);
         }
-        let place = manifests.clone();
-        let fault = move |e| save_failed(&place, e);
+        let directory = manifests.clone();
+        let fault = move |e| save_failed(&directory, e);
         let draft = NamedTempFile::new_in(&manifests).map_err(&fault)?;
         let file = Arc::new(draft.as_file().try_clone().map_err(&fault)?);
         if mirror.copy_manifest(&id, file).await.map_err(|e| e.on_disk(&manifests))?.is_none() {

@@ -61,6 +61,8 @@ use crate::manifest::Listing;
 use crate::source::{Access, Patterns, Uri, tenant};
 use multipart::MirrorStore;
 
+pub use open::check_location;
+
 /// One tenant's part of a mirror. Clones are handles to the same one.
 #[derive(Clone)]
 pub struct Mirror {

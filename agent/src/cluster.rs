@@ -14,6 +14,7 @@ use bdnfs::peer::client::Peers;
 use bdnfs::peer::client::http::HttpPeerClient;
 use bdnfs::peer::identity::Identity;
 use bdnfs::peer::membership::gossip::{self, Gossip};
+use bdnfs::peer::membership::gossip_client::GossipClient;
 use bdnfs::peer::server::PeerServer;
 use bdnfs::peer::server::listener;
 use bdnfs::peer::{Member, PROTOCOL, token};
@@ -80,10 +81,8 @@ impl ClusterMembership {
             tenants: tenants.iter().map(|tenant| token(&[tenant.as_bytes()])).collect(),
             holds: Vec::new(),
         };
-        let link = Arc::new(match &identity {
-            Some(identity) => HttpPeerClient::new(Arc::clone(identity))?,
-            None => HttpPeerClient::plain()?,
-        });
+        let gossip_client = GossipClient::new(identity.clone())?;
+        let client = identity.clone().map_or_else(HttpPeerClient::plain, HttpPeerClient::new);
         let server = Arc::new(PeerServer::default());
         let mut hosted = HostedTenants::new(engine, &config.mirror, cache, secrets, Arc::clone(&server));
         for tenant in tenants {
@@ -101,12 +100,12 @@ impl ClusterMembership {
         let generation = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         let gossip_config =
             gossip::GossipConfig { cluster: config.name, me: me.clone(), generation, seeds: config.seeds };
-        let gossip = Gossip::start(gossip_config, Arc::clone(&link), messages).await?;
+        let gossip = Gossip::start(gossip_config, gossip_client, messages).await?;
         if let Some(identity) = identity {
             tasks.spawn(hosted.follow(Arc::clone(&identity), Arc::clone(&gossip)));
             tasks.spawn(identity.follow());
         }
-        let peers = Peers::new(me, Arc::clone(&gossip) as _, link);
+        let peers = Peers::new(me, Arc::clone(&gossip) as _, Arc::new(client));
         engine.join(Arc::clone(&peers));
         tracing::info!(
             "node {} of the cluster {name} serves peers at {}",

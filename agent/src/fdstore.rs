@@ -21,6 +21,7 @@
 
 mod client;
 mod heartbeat;
+mod invalidation_requests;
 mod invalidations;
 mod invalidator;
 mod lock;

@@ -3,6 +3,7 @@
 //! ```text
 //! JobQueue ── Job, JobRecord: what each is, and what a restart must not forget
 //!   └─ JobRun ── Deployment: mirror, mount, admit, stage ──> supervisor process ──> commands ──> exit
+//!        └─ JobServices: the parts of the agent that all jobs use
 //! ```
 //!
 //! A job is a task here, a directory in `<cache>/jobs` and a record in `<cache>/state/jobs`. Its commands run below a
@@ -14,10 +15,13 @@ mod deployment;
 mod job;
 mod job_audit;
 mod job_caches;
+mod job_run;
 mod job_saver;
+mod job_services;
 mod job_space;
 mod job_volume;
 mod loaded_checkpoints;
+mod mount_requests;
 mod process;
 mod queue;
 mod record;

@@ -68,6 +68,21 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk) when the directory can't be read.
     pub fn all(&self) -> Result<Vec<(String, T)>> {
+        let readable = |(name, record): (String, io::Result<T>)| match record {
+            Ok(record) => Some((name, record)),
+            Err(error) => {
+                tracing::warn!("the record {} cannot be read: {error}", self.path(&name).display());
+                None
+            }
+        };
+        Ok(self.read_all()?.into_iter().filter_map(readable).collect())
+    }
+
+    /// All records with their names, in no order, the unreadable ones included, which stay.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk) when the directory can't be read.
+    pub fn read_all(&self) -> Result<Vec<(String, io::Result<T>)>> {
         let list = || fs::read_dir(self.directory.path())?.collect::<io::Result<Vec<_>>>();
         let mut found = Vec::new();
         for entry in list().map_err(|e| self.fault(e))? {
@@ -80,10 +95,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
                 }
                 continue;
             };
-            match read(&self.directory, &file_name) {
-                Ok(record) => found.push((name.to_owned(), record)),
-                Err(error) => tracing::warn!("the record {} cannot be read: {error}", path.display()),
-            }
+            found.push((name.to_owned(), read(&self.directory, &file_name)));
         }
         Ok(found)
     }
@@ -118,13 +130,27 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace); then the old one stands.
     pub fn put(&self, name: &str, record: &T) -> Result<()> {
         let write = || {
-            let mut draft = NamedTempFile::with_prefix_in(DRAFT_PREFIX, self.directory.path())?;
-            draft.write_all(&serde_json::to_vec_pretty(&RecordFile { version: VERSION, record })?)?;
+            let draft = self.draft(record)?;
             draft.as_file().sync_all()?;
             draft.persist(self.path(name)).map_err(|e| e.error)?;
             self.directory.sync()
         };
         write().map_err(|e| self.fault(e))
+    }
+
+    /// As [`put`](Self::put), for what need not survive a power cut: the disk is not waited for.
+    ///
+    /// # Errors
+    /// Those of [`put`](Self::put).
+    pub fn put_until_reboot(&self, name: &str, record: &T) -> Result<()> {
+        let write = || self.draft(record)?.persist(self.path(name)).map(drop).map_err(|e| e.error);
+        write().map_err(|e| self.fault(e))
+    }
+
+    fn draft(&self, record: &T) -> io::Result<NamedTempFile> {
+        let mut draft = NamedTempFile::with_prefix_in(DRAFT_PREFIX, self.directory.path())?;
+        draft.write_all(&serde_json::to_vec_pretty(&RecordFile { version: VERSION, record })?)?;
+        Ok(draft)
     }
 
     /// Removes a record durably, if it is there.
@@ -138,7 +164,8 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
         }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    /// The file of the record called `name`.
+    pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(format!("{name}{RECORD_SUFFIX}"))
     }
 

@@ -1,4 +1,4 @@
-//! The signals that ask a process to end.
+//! The signals that ask a process to end, and the one that must not end it.
 
 use std::io;
 
@@ -11,6 +11,20 @@ pub enum Shutdown {
     HandOver,
     /// Everything is unmounted and stopped.
     Stop,
+}
+
+/// Has a write beyond the limit of a file's size (`ulimit -f`) fail with EFBIG, as on a full disk, and not end the process. What this
+/// process executes has the default again.
+pub fn survive_file_size_limit() {
+    extern "C" fn ignore(_: libc::c_int) {}
+    // Not SIG_IGN, which execve(2) would pass on.
+    // SAFETY: the action is whole: a handler that touches nothing, an empty mask, and no flag that gives it other arguments.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = ignore as extern "C" fn(libc::c_int) as usize;
+        action.sa_flags = libc::SA_RESTART;
+        libc::sigaction(libc::SIGXFSZ, &raw const action, std::ptr::null_mut());
+    }
 }
 
 /// Waits until an agent is asked to end: by SIGTERM, after which the next one comes, or by a person's SIGINT. SIGHUP is no

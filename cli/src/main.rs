@@ -57,6 +57,7 @@ fn main() -> ExitCode {
         // SAFETY: this is the only thread yet, so none reads the environment meanwhile.
         unsafe { std::env::set_var(variable, options) };
     }
+    bdnfs_agent::signals::survive_file_size_limit();
     if let Some(name) = commands::mount_helper::invoked_name() {
         return commands::mount_helper::main(name);
     }

@@ -68,8 +68,9 @@ pub async fn open_existing(request: &MirrorRequest, remedy: &str) -> Result<Mirr
     if mirror.exists().await? { Ok(mirror) } else { Err(missing(mirror.name())) }
 }
 
-/// The mirror of `tenant` at `url`, with the access of the options and the environment.
+/// The mirror of `tenant` at `url`, with the access of the options and the environment. Fails where `url` can't hold one.
 pub fn request(url: &Source, tenant: &str, access: &AccessArgs) -> Result<MirrorRequest> {
+    bdnfs::mirror::check_location(url.uri())?;
     let access = access.load(url.uri())?;
     Ok(MirrorRequest { url: url.text().clone(), tenant: tenant.to_owned(), access })
 }

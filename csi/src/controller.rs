@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tonic::{Request, Response, Status};
 
 use crate::TrustPolicy;
-use crate::pod_token::{PodTokens, ROLE_KEY};
+use crate::pod_identity::PodIdentity;
 use crate::proto::csi;
 use crate::proto::csi::controller_server::Controller;
 use crate::proto::csi::controller_service_capability::{self, rpc};
@@ -86,7 +86,7 @@ impl Controller for ControllerService {
         // What only a node has: the file, and the secret and the token that the kubelet will bring.
         parameters.remove("caFile");
         let secret = parameters.get("secretKey").map(|key| (key.clone(), String::new()));
-        let token = parameters.contains_key(ROLE_KEY).then(PodTokens::sample);
+        let token = PodIdentity::sample(parameters.clone());
         let secrets = secret.into_iter().chain(token).collect();
         VolumeContext::new(parameters, secrets).request(&volume_id, &policy)?;
         let capacity_bytes = request.capacity_range.map_or(0, |range| range.required_bytes);
@@ -179,8 +179,15 @@ mod tests {
             let made = controller.create_volume(creation(&parameters)).await.expect("valid");
             made.into_inner().volume.expect("a volume")
         };
-        let role = [("source", "s3://b"), ("roleArn", "arn:aws:iam::1:role/r")];
-        controller.create_volume(creation(&role)).await.expect("the token comes with a pod");
+        let uuid = "11111111-2222-3333-4444-555555555555";
+        let provider = "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/k";
+        for identity in [
+            &[("source", "s3://b"), ("roleArn", "arn:aws:iam::1:role/r")][..],
+            &[("source", "gs://b"), ("workloadIdentityProvider", provider)],
+            &[("source", "azure://a/c"), ("clientId", uuid), ("tenantId", uuid)],
+        ] {
+            controller.create_volume(creation(identity)).await.expect("the token comes with a pod");
+        }
         let volume = made().await;
         assert_eq!((volume.volume_context.len(), &volume.volume_id), (4, &made().await.volume_id));
         let validate = async |volume_id: &str, volume_context: &HashMap<String, String>| {

@@ -5,6 +5,7 @@
 //!           ── Probe ────────────────> identity        ready when the agent is
 //!           ── NodePublishVolume ────> node ──────────> the agent: PUT /v1/publications/{key}, /v1/volumes/{key}
 //!                                      │ volume_context what the author of a volume may ask for
+//!                                      │ pod_identity   whom the pod's own token is exchanged for
 //!                                      │ written_volume what a pod writes to
 //!                                      │ call_deadline  how long a call is held
 //!                                      │ status_code    what a failure means to the kubelet
@@ -26,6 +27,7 @@ mod events;
 mod identity;
 mod locality;
 mod node;
+mod pod_identity;
 mod pod_token;
 #[expect(missing_docs, reason = "generated from the protocols, which describe it")]
 #[allow(clippy::all, clippy::unwrap_used)]

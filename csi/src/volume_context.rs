@@ -13,14 +13,15 @@ use tonic::Status;
 
 use crate::TrustPolicy;
 use crate::events::PodReference;
-use crate::pod_token::{PodRole, PodTokens, ROLE_KEY};
+use crate::pod_identity::{AUTHORITY_KEY, IAM_KEY, PodIdentity, STS_KEY, ServiceAccount};
+use crate::pod_token::PodTokens;
 
 /// The prefix of the attributes that the kubelet adds, whose keys no author may use.
 const POD_INFO_PREFIX: &str = "csi.storage.k8s.io/";
 /// The prefix of those that provisioners add.
 const PROVISIONER_INFO_PREFIX: &str = "storage.kubernetes.io/";
 /// Attributes that only an administrator may set.
-const ADMIN_KEYS: [&str; 10] = [
+const ADMIN_KEYS: [&str; 12] = [
     "endpoint",
     "region",
     "caFile",
@@ -30,7 +31,9 @@ const ADMIN_KEYS: [&str; 10] = [
     "uid",
     "gid",
     "badNames",
-    "stsEndpoint",
+    STS_KEY,
+    IAM_KEY,
+    AUTHORITY_KEY,
 ];
 /// How many digits a kubelet's id of an inline volume has behind `csi-`.
 const INLINE_ID_DIGITS: usize = 64;
@@ -68,9 +71,9 @@ impl VolumeContext {
         Self { own: own.into_iter().collect(), pod, secrets, tokens }
     }
 
-    /// Whether it has credentials: a secret, or a role for the pod's token.
+    /// Whether it has credentials: a secret, or an identity for the pod's token.
     pub fn has_credentials(&self) -> bool {
-        !self.secrets.is_empty() || self.own.has(ROLE_KEY)
+        !self.secrets.is_empty() || PodIdentity::is_named(|key| self.own.has(key))
     }
 
     /// The request that the attributes make, for the volume `id`.
@@ -100,12 +103,15 @@ impl VolumeContext {
         }
         // Without this, no kubelet sends any, and what is there was written by an author.
         let tokens = self.tokens.take().filter(|_| policy.pod_tokens);
-        let role = PodRole::take(&mut self.own, tokens, !self.secrets.is_empty()).map_err(invalid)?;
-        let request = match role {
-            Some(role) => {
-                let (auth, secrets) = (Some(role.auth()), role.secrets());
+        let pod = |key: &str| self.pod.get(key).map_or("", String::as_str);
+        let account = ServiceAccount { namespace: pod("pod.namespace"), name: pod("serviceAccount.name") };
+        let identity = PodIdentity::take(&mut self.own, account, tokens, !self.secrets.is_empty());
+        let identity = identity.map_err(invalid)?;
+        let request = match identity {
+            Some(identity) => {
+                let (auth, secrets) = (Some(identity.auth()), identity.secrets());
                 let request = self.own.request(auth, secrets, tenant).map_err(invalid)?;
-                role.add_to(request).map_err(invalid)?
+                identity.add_to(request).map_err(invalid)?
             }
             None => {
                 let auth = self.secret_key().map_err(invalid)?;

@@ -35,7 +35,7 @@ pub(crate) fn request(bytes: &[u8]) {
 }
 
 static PEER: LazyLock<(AnswerServer, HttpPeerClient)> =
-    LazyLock::new(|| (AnswerServer::start(serve), HttpPeerClient::plain().expect("a client")));
+    LazyLock::new(|| (AnswerServer::start(serve), HttpPeerClient::plain()));
 
 /// Answers one request with the bytes under test, and hangs up.
 fn serve(mut connection: TcpStream, answer: &Mutex<Vec<u8>>) {

@@ -15,8 +15,8 @@ use toml::de::{DeTable, DeValue};
 
 use crate::error::{Error, Kind, Result};
 use crate::source::{
-    Access, AuthMethod, AwsRole, CredentialLoader, Credentials, GoogleCredentials, RoleIdentity, Secret,
-    SecretStore, Uri,
+    Access, AuthMethod, AwsRole, AzureCredentials, CredentialLoader, Credentials, GoogleCredentials,
+    RoleIdentity, Secret, SecretStore, Uri,
 };
 
 /// The largest file of secrets that is read, in bytes: a key has a few thousand; what is larger is something else.
@@ -75,6 +75,25 @@ impl CredentialLoader for AccessLoader {
                     provider: gcp_oidc_workload_id_provider,
                 })
             }
+            AuthMethod::GcpPodOidc {
+                gcp_pod_oidc_workload_id_provider: provider,
+                gcp_pod_oidc_service_account: service_account,
+                gcp_pod_oidc_token: name,
+                gcp_pod_oidc_sts: sts,
+                gcp_pod_oidc_iam: iam,
+            } => {
+                let token = find_secret(&self.access.secrets, &name)?;
+                Credentials::Gcp(GoogleCredentials::GivenToken { token, provider, service_account, sts, iam })
+            }
+            AuthMethod::AzurePodOidc {
+                azure_pod_oidc_tenant_id: tenant_id,
+                azure_pod_oidc_client_id: client_id,
+                azure_pod_oidc_token: name,
+                azure_pod_oidc_authority: authority,
+            } => {
+                let token = find_secret(&self.access.secrets, &name)?;
+                Credentials::Azure(AzureCredentials::GivenToken { token, tenant_id, client_id, authority })
+            }
         })
     }
 
@@ -116,9 +135,9 @@ pub fn find_secret(stores: &[SecretStore], name: &str) -> Result<Secret> {
             return Ok(secret);
         }
     }
-    let places: Vec<_> = stores.iter().map(|store| format!("not in {store}")).collect();
-    let places = if places.is_empty() { "no secret store is named".into() } else { places.join(", ") };
-    Err(Error::new(Kind::Refused, format!("no such secret: {name:?} ({places})")))
+    let searched: Vec<_> = stores.iter().map(|store| format!("not in {store}")).collect();
+    let searched = if searched.is_empty() { "no secret store is named".into() } else { searched.join(", ") };
+    Err(Error::new(Kind::Refused, format!("no such secret: {name:?} ({searched})")))
 }
 
 /// Whether `store` has the secret `name`. The value of a secret in a directory is not read for it.

@@ -28,7 +28,7 @@ pub struct NodeCache {
     committer: Arc<Committer>,
     writer: Arc<DiskWriter>,
     now: fn() -> SystemTime,
-    tenants: Mutex<BTreeMap<String, Arc<Partition>>>,
+    tenants: Mutex<BTreeMap<String, Cache>>,
 }
 
 impl NodeCache {
@@ -52,7 +52,7 @@ impl NodeCache {
         let node = Self { root, quotas, evictor, committer, writer, now, tenants: Mutex::default() };
         // Also tenants without requests: their blobs count, and may be evicted.
         for tenant in node.root.tenants()? {
-            node.partition(&tenant)?;
+            node.tenant(&tenant)?;
         }
         let hold = node.evictor.pause();
         node.evictor.count_in_background();
@@ -64,14 +64,30 @@ impl NodeCache {
     /// # Errors
     /// [`Kind::Invalid`](crate::error::Kind::Invalid) for what can't be a tenant, [`Kind::Disk`](crate::error::Kind::Disk).
     pub fn tenant(&self, tenant: &str) -> Result<Cache> {
-        let partition = self.partition(tenant)?;
-        Ok(Cache {
+        let mut tenants = self.tenants.lock();
+        if let Some(cache) = tenants.get(tenant) {
+            return Ok(cache.clone());
+        }
+        let layout = Layout::open(self.root.clone(), tenant)?;
+        let directory = |name| {
+            let directory = self.root.tenant_directory(tenant, name);
+            directory.map_err(|e| Error::disk("cannot use the cache", e))
+        };
+        let (marks, removed) = (directory("removals")?, RemovedFiles::new(directory("removed")?));
+        let quota = self.quotas.get(tenant).copied();
+        let partition = Arc::new(Partition::new(layout, RemovalMarks::new(marks), removed, quota));
+        pins::lease(&partition);
+        self.evictor.add(partition.clone());
+        let cache = Cache {
             space: Arc::new(TenantSpace::new(self.evictor.clone(), partition.clone())),
             partition,
+            parts: Arc::default(),
             committer: self.committer.clone(),
             writer: self.writer.clone(),
             now: self.now,
-        })
+        };
+        tenants.insert(tenant.to_owned(), cache.clone());
+        Ok(cache)
     }
 
     /// The partitions of all tenants.
@@ -109,24 +125,5 @@ impl NodeCache {
     /// The evictor, which enforces the limits.
     pub fn evictor(&self) -> &Arc<Evictor> {
         &self.evictor
-    }
-
-    fn partition(&self, tenant: &str) -> Result<Arc<Partition>> {
-        let mut tenants = self.tenants.lock();
-        if let Some(partition) = tenants.get(tenant) {
-            return Ok(partition.clone());
-        }
-        let layout = Layout::open(self.root.clone(), tenant)?;
-        let directory = |name| {
-            let directory = self.root.tenant_directory(tenant, name);
-            directory.map_err(|e| Error::disk("cannot use the cache", e))
-        };
-        let (marks, removed) = (directory("removals")?, RemovedFiles::new(directory("removed")?));
-        let quota = self.quotas.get(tenant).copied();
-        let partition = Arc::new(Partition::new(layout, RemovalMarks::new(marks), removed, quota));
-        pins::lease(&partition);
-        tenants.insert(tenant.to_owned(), partition.clone());
-        self.evictor.add(partition.clone());
-        Ok(partition)
     }
 }

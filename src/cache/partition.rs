@@ -16,7 +16,6 @@ use crate::error::{Error, Result};
 use super::layout::{BlobFile, Layout};
 use super::leases::{LeaseSet, LeaseTable, ManifestLease};
 use super::open_manifests::OpenManifests;
-use super::partial::PartialBlob;
 use super::removal::RemovalListeners;
 use super::removal_marks::RemovalMarks;
 use super::removed_files::RemovedFiles;
@@ -43,8 +42,6 @@ pub struct Partition {
     removed_files: RemovedFiles,
     /// Held while a damaged whole blob is withdrawn, so that the next to find it damaged finds it repaired.
     pub(super) withdrawing: Mutex<()>,
-    /// The parts that are in use.
-    parts: Mutex<HashMap<Key, Weak<PartialBlob>>>,
     used: AtomicI64,
     /// Bytes that are reserved but perhaps not written yet, so that no scan of the disk finds them.
     pending: AtomicI64,
@@ -95,7 +92,7 @@ impl Partition {
         let (used, pending) = (AtomicI64::new(0), AtomicI64::new(0));
         let (pinned, removal_listeners) = (Mutex::default(), RemovalListeners::default());
         let (layout, leases) = (Arc::new(layout), Arc::default());
-        let (removed, parts, open_manifests, withdrawing) = Default::default();
+        let (removed, open_manifests, withdrawing) = Default::default();
         Self {
             layout,
             leases,
@@ -106,7 +103,6 @@ impl Partition {
             removed,
             removed_files,
             withdrawing,
-            parts,
             used,
             pending,
             pinned,
@@ -139,52 +135,6 @@ impl Partition {
         let is_removed = |file: &File| rustix::fs::fstat(file).is_ok_and(|stat| stat.st_nlink == 0);
         removed.retain(|(_, file)| file.upgrade().is_some_and(|file| is_removed(&file)));
         Ok(removed.iter().map(|(key, _)| *key).chain(in_use).collect())
-    }
-
-    /// The part of `key` that is in use, if its file is still there.
-    pub(super) fn part(&self, key: &Key) -> Option<Arc<PartialBlob>> {
-        let parts = self.parts.lock();
-        parts.get(key).and_then(Weak::upgrade).filter(|part| part.is_current())
-    }
-
-    /// Shares `part` with all its users from now on, and returns it, or the one that is in use already.
-    pub(super) fn share_part(&self, part: Arc<PartialBlob>) -> Arc<PartialBlob> {
-        let mut parts = self.parts.lock();
-        let other = parts.get(part.key()).and_then(Weak::upgrade).filter(|other| other.is_current());
-        if let Some(other) = other {
-            return other;
-        }
-        // Rarely, so that the cost for each part is small.
-        if parts.len().is_power_of_two() {
-            parts.retain(|_, part| part.strong_count() > 0);
-        }
-        parts.insert(*part.key(), Arc::downgrade(&part));
-        part
-    }
-
-    /// Makes the whole blob `key` a part again, in the same file, of which no block is said to be here.
-    ///
-    /// # Errors
-    /// [`Kind::Disk`](crate::error::Kind::Disk).
-    pub(super) fn demote(&self, key: &Key) -> Result<()> {
-        self.forget_part_after(key, || self.layout.demote(key))
-    }
-
-    /// Forgets which blocks of the part of `key` are here, and keeps its file.
-    ///
-    /// # Errors
-    /// [`Kind::Disk`](crate::error::Kind::Disk).
-    pub(super) fn forget_blocks(&self, key: &Key) -> Result<()> {
-        self.forget_part_after(key, || self.layout.remove(key, BlobFile::Map))
-    }
-
-    /// Forgets the part of `key` after `change`: its file belongs to another part from now on. Under the lock, so that nobody takes
-    /// the old part, which says that blocks are here, for the new one.
-    fn forget_part_after(&self, key: &Key, change: impl FnOnce() -> Result<()>) -> Result<()> {
-        let mut parts = self.parts.lock();
-        change()?;
-        parts.remove(key);
-        Ok(())
     }
 
     /// Keeps the lease of a pin.

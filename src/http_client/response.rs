@@ -79,13 +79,13 @@ fn classify(status: StatusCode, code: Option<&str>) -> (Kind, &'static str) {
 
 /// The error code of a cloud's service in the body of a response, which says more than the status.
 pub(crate) fn code_of(text: &str) -> Option<String> {
-    let code = match element(text, "Code") {
-        Some(code) => code.to_owned(),
-        None => json_error_code(&serde_json::from_str(text).ok()?)?.to_owned(),
-    };
+    let json: Option<Value> = serde_json::from_str(text).ok();
+    let code = element(text, "Code").or_else(|| json_error_code(json.as_ref()?))?;
     // Only a word: a server could repeat the request's secrets in anything longer.
     let plain = code.len() <= 64 && code.chars().all(|c| c.is_ascii_alphabetic() || c == '_');
-    plain.then_some(code)
+    // Entra ID's words are few; only its number says why.
+    let number = json.as_ref().and_then(|json| json.pointer("/error_codes/0")?.as_u64());
+    plain.then(|| number.map_or_else(|| code.to_owned(), |number| format!("{code} (AADSTS{number})")))
 }
 
 /// The text of the first XML element called `name` in `text`.

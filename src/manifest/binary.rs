@@ -73,10 +73,10 @@ pub(super) struct BlobRecord {
     pub size: U64,
     pub hashes: U64,
     pub version: U64,
-    pub place: U64,
+    pub object_key: U64,
     pub entry: U32,
     pub version_len: U32,
-    pub place_len: U16,
+    pub object_key_len: U16,
     pub kind: u8,
     pub encoding: u8,
     pub flags: u8,
@@ -87,7 +87,7 @@ const _: () = assert!(size_of::<Header>() == 64);
 const _: () = assert!(size_of::<EntryRecord>() == 48);
 const _: () = assert!(size_of::<BlobRecord>() == 48);
 
-/// The places of a manifest's sections in its bytes.
+/// The byte ranges of a manifest's sections.
 pub(super) struct Sections {
     pub entries: Range<usize>,
     pub blobs: Range<usize>,

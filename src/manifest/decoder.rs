@@ -352,13 +352,13 @@ impl Manifest {
         Ok(&self.bytes[self.range(offset, len)?])
     }
 
-    /// The place in the file of the string at `offset` of the strings.
+    /// The byte range in the file of the string at `offset` of the strings.
     pub(super) fn range(&self, offset: u64, len: u64) -> Result<Range<usize>> {
         within(&self.sections.strings, offset, len, 1).ok_or_else(|| corrupt("string offset out of range"))
     }
 }
 
-/// The place of the `count` items from `first` on, of `size` bytes each, in a section of such items.
+/// The byte range of the `count` items from `first` on, of `size` bytes each, in a section of such items.
 fn within(section: &Range<usize>, first: u64, count: u64, size: usize) -> Option<Range<usize>> {
     let start = usize::try_from(first).ok()?.checked_mul(size)?.checked_add(section.start)?;
     let end = usize::try_from(count).ok()?.checked_mul(size)?.checked_add(start)?;

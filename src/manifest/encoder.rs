@@ -37,7 +37,7 @@ pub(super) struct BlobEntry<'a> {
     pub packed: bool,
     /// The SHA-256 that its origin publishes.
     pub sha256: Option<[u8; 32]>,
-    /// The form in which the mirror stores it. Its place has at most 65,535 bytes.
+    /// The form in which the mirror stores it. Its object key has at most 65,535 bytes.
     pub stored: MirrorLocation,
 }
 
@@ -171,16 +171,16 @@ fn blob(blob: &BlobEntry<'_>, strings: &mut u64, hashes: &mut u64) -> BlobRecord
         BlobName::Content(_, None) => (binary::CONTENT, 0),
         BlobName::Content(_, Some(_)) => (binary::CONTENT, binary::CHECKS),
     };
-    let [version, place, ends] = blob.strings().map(<[u8]>::len);
+    let [version, object_key, ends] = blob.strings().map(<[u8]>::len);
     let flag = |flag: u8, set: bool| if set { flag } else { 0 };
     BlobRecord {
         size: blob.size.into(),
         hashes: take(hashes, blob.hashes().count()).into(),
         version: take(strings, version).into(),
-        place: take(strings, place + ends).into(),
+        object_key: take(strings, object_key + ends).into(),
         entry: blob.entry.unwrap_or(binary::NO_ENTRY).into(),
         version_len: (version as u32).into(),
-        place_len: (place as u16).into(),
+        object_key_len: (object_key as u16).into(),
         kind,
         encoding: if blob.stored.ends.is_some() { binary::FRAMES } else { binary::PLAIN_ENCODING },
         flags: checks | flag(binary::SHA256, blob.sha256.is_some()) | flag(binary::PACK, blob.packed),
@@ -188,7 +188,7 @@ fn blob(blob: &BlobEntry<'_>, strings: &mut u64, hashes: &mut u64) -> BlobRecord
     }
 }
 
-/// The place of the next `len` items after `*next`.
+/// Returns `*next`, the first of `len` items, and moves it behind them.
 fn take(next: &mut u64, len: usize) -> u64 {
     let start = *next;
     *next += len as u64;

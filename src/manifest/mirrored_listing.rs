@@ -32,8 +32,8 @@ pub struct MirroredBlob {
 pub struct MirroredListing<'a> {
     listing: &'a Manifest,
     blobs: Vec<MirroredBlob>,
-    /// By the blobs of the listing: where the content lies now. The empty files have a place of their own.
-    places: Vec<Option<(u32, u64)>>,
+    /// By the blobs of the listing: where the content lies now. Empty files are a blob of their own.
+    locations: Vec<Option<(u32, u64)>>,
     /// The blob of the empty files, where there are any.
     empty: Option<u32>,
 }
@@ -46,13 +46,13 @@ impl<'a> MirroredListing<'a> {
     /// [`Kind::Corrupt`](crate::error::Kind::Corrupt) when the listing is, or a file is in no blob.
     pub fn new(listing: &'a Manifest, blobs: Vec<MirroredBlob>) -> Result<Self> {
         let mut this =
-            Self { listing, blobs: Vec::new(), places: vec![None; listing.blobs() as usize], empty: None };
+            Self { listing, blobs: Vec::new(), locations: vec![None; listing.blobs() as usize], empty: None };
         let mut known = HashMap::new();
         for blob in blobs {
             let number = *known.entry(blob.digest).or_insert(this.blobs.len() as u32);
             let mut offset = 0;
             for file in &blob.files {
-                this.places[*file as usize] = Some((number, offset));
+                this.locations[*file as usize] = Some((number, offset));
                 offset += listing.blob_size(*file)?;
             }
             if number as usize == this.blobs.len() {
@@ -62,7 +62,7 @@ impl<'a> MirroredListing<'a> {
         for file in 0..listing.blobs() {
             if listing.blob_size(file)? == 0 {
                 this.empty = Some(this.blobs.len() as u32);
-                this.places[file as usize] = this.empty.map(|empty| (empty, 0));
+                this.locations[file as usize] = this.empty.map(|empty| (empty, 0));
             }
         }
         Ok(this)
@@ -87,8 +87,9 @@ impl ManifestContents for MirroredListing<'_> {
         for index in 0..self.listing.entries() {
             let mut entry = self.listing.entry(index)?;
             if let Node::File(slice) = &mut entry.node {
-                let place = self.places[slice.blob as usize];
-                let (blob, offset) = place.ok_or_else(|| corrupt(format!("entry {index} is in no blob")))?;
+                let location = self.locations[slice.blob as usize];
+                let (blob, offset) =
+                    location.ok_or_else(|| corrupt(format!("entry {index} is in no blob")))?;
                 *slice = Slice { blob, offset, len: slice.len };
             }
             each(entry)?;

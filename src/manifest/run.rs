@@ -38,7 +38,7 @@ impl SortedRun {
     }
 }
 
-/// A file that several read at once, each from its own place.
+/// A file that several read at once, each at its own offset.
 struct PositionedReader {
     file: Arc<File>,
     at: u64,
@@ -52,7 +52,7 @@ impl Read for PositionedReader {
     }
 }
 
-/// A place in a run.
+/// The next row of a run.
 pub(super) struct RowCursor {
     input: Box<dyn BufRead + Send>,
     bytes: Vec<u8>,

@@ -32,7 +32,7 @@ pub(super) struct ExternalSorter {
 struct RowBatch {
     bytes: Vec<u8>,
     /// The offset of each.
-    places: Vec<u32>,
+    row_offsets: Vec<u32>,
 }
 
 impl ExternalSorter {
@@ -53,7 +53,7 @@ impl ExternalSorter {
         if self.batch.bytes.len() >= self.batch_bytes {
             self.spill();
         }
-        self.batch.places.push(self.batch.bytes.len() as u32);
+        self.batch.row_offsets.push(self.batch.bytes.len() as u32);
         row.put(&mut self.batch.bytes);
     }
 
@@ -64,7 +64,7 @@ impl ExternalSorter {
 
     /// Whether there are no rows.
     pub(super) fn is_empty(&self) -> bool {
-        self.batch.places.is_empty() && self.runs.is_empty() && self.writing.is_none()
+        self.batch.row_offsets.is_empty() && self.runs.is_empty() && self.writing.is_none()
     }
 
     /// Whether all that came so far could be kept.
@@ -134,13 +134,13 @@ fn all(_: &ListingRow<'_>) -> Result<bool> {
 impl RowBatch {
     /// Sorts its rows into a run.
     fn write(mut self, mut out: RunWriter, wanted: &mut RowFilter<'_>) -> Result<SortedRun> {
-        let row = |place: u32| ListingRow::get(&self.bytes[place as usize..]);
-        self.places.sort_unstable_by(|one, other| match (row(*one), row(*other)) {
+        let row = |offset: u32| ListingRow::get(&self.bytes[offset as usize..]);
+        self.row_offsets.sort_unstable_by(|one, other| match (row(*one), row(*other)) {
             (Some(one), Some(other)) => one.order(&other),
             _ => std::cmp::Ordering::Equal,
         });
-        for place in &self.places {
-            if let Some(row) = row(*place) {
+        for offset in &self.row_offsets {
+            if let Some(row) = row(*offset) {
                 out.push(&row, wanted)?;
             }
         }

@@ -98,7 +98,18 @@ impl Mirror {
     /// [`Kind::Unsupported`] when a newer version made it; those of the store.
     pub async fn exists(&self) -> Result<bool> {
         let key = Path::from(FORMAT_OBJECT);
-        let Some(found) = self.get(&key).await? else { return Ok(false) };
+        let foreign = || {
+            let url = self.url_of(&key);
+            let text =
+                format!("{url} is not that of a bdnfs mirror: use another bucket, prefix or directory");
+            Error::new(Kind::Invalid, text)
+        };
+        let found = match self.get(&key).await {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(false),
+            Err(e) if e.kind() == Kind::Corrupt => return Err(foreign()),
+            Err(e) => return Err(e),
+        };
         match serde_json::from_slice::<FormatFile>(&found.bytes) {
             Ok(format) if format.format == "bdnfs mirror" && format.version == VERSION => {
                 self.exclusive.store(format.exclusive, Ordering::Relaxed);
@@ -111,13 +122,7 @@ impl Mirror {
                 );
                 Err(Error::new(Kind::Unsupported, text))
             }
-            _ => Err(Error::new(
-                Kind::Invalid,
-                format!(
-                    "{} is not that of a bdnfs mirror: use another bucket, prefix or directory",
-                    self.url_of(&key)
-                ),
-            )),
+            _ => Err(foreign()),
         }
     }
 

@@ -26,17 +26,26 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
 /// A store, and its credentials where it is no local directory.
 type Opened = (MirrorStore, Option<Arc<KeyCache>>);
 
+/// Refuses what can't hold a mirror.
+///
+/// # Errors
+/// [`Kind::Unsupported`].
+pub fn check_location(uri: &Uri) -> Result<()> {
+    if matches!(uri, Uri::Http(_) | Uri::Hf { .. } | Uri::Bt(_)) {
+        let text = format!("{uri} cannot hold a mirror; use a bucket, or file:///directory");
+        return Err(Error::new(Kind::Unsupported, text));
+    }
+    Ok(())
+}
+
 /// Opens the store that `uri` names; a local directory is made if it is missing.
 ///
 /// # Errors
 /// [`Kind::Invalid`], [`Kind::Unsupported`] for what can't hold a mirror, [`Kind::Disk`].
 pub fn open(uri: &Uri, access: &Access) -> Result<Opened> {
+    check_location(uri)?;
     match uri {
         Uri::File(path) => Ok((local(path)?, None)),
-        Uri::Http(_) | Uri::Hf { .. } | Uri::Bt(_) => {
-            let text = format!("{uri} cannot hold a mirror; use a bucket, or file:///directory");
-            Err(Error::new(Kind::Unsupported, text))
-        }
         _ => {
             let keys =
                 KeyCache::lazy(uri, access, &HttpClient::new(Policy::none(), access.authorities.as_deref())?);

@@ -43,6 +43,7 @@ pub(super) struct StoredObject {
 impl Mirror {
     /// The object at `key`, whole; `None` when there is none.
     pub(super) async fn get(&self, key: &Path) -> Result<Option<StoredObject>> {
+        self.check_regular(key).await?;
         let got = match self.store.objects.get_opts(key, GetOptions::default()).await {
             Ok(got) => got,
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
@@ -55,6 +56,17 @@ impl Mirror {
         let version = UpdateVersion { e_tag, version: got.meta.version.clone() };
         let bytes = got.bytes().await.map_err(|e| self.failure("read", key, &e))?;
         Ok(Some(StoredObject { bytes, written, version }))
+    }
+
+    /// Refuses what is no file in a mirror in a directory: to open a fifo would wait for ever.
+    async fn check_regular(&self, key: &Path) -> Result<()> {
+        let Some(root) = &self.local else { return Ok(()) };
+        let path = root.join(key.as_ref());
+        let found = blocking(move || Ok(path.metadata())).await?;
+        match found {
+            Ok(metadata) if !metadata.is_file() => Err(super::damaged(self.url_of(key), "it is no file")),
+            _ => Ok(()),
+        }
     }
 
     /// Writes the object at `key`, in place of one that may be there.

@@ -22,7 +22,7 @@ const MAX_CHUNKS: u64 = 1 << 12;
 /// Not in the pack: neither the file nor, so far, its blob.
 const NOT_PACKED: u32 = u32::MAX;
 
-/// The places of all files' contents.
+/// The addresses of all files' contents.
 #[derive(Debug)]
 pub struct DataLayout {
     /// The size of a block in bits.
@@ -49,9 +49,9 @@ pub(super) struct PackedPart {
     pub from: u64,
 }
 
-/// The place of a part of a file's content.
+/// The address of a part of a file's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ChunkPlace {
+pub(super) struct ChunkAddress {
     /// The device.
     pub device: u16,
     /// The block there.
@@ -64,7 +64,7 @@ pub(super) struct Chunks {
     /// The size of a chunk, in bits.
     pub bits: u32,
     /// The offset of each.
-    pub places: Vec<ChunkPlace>,
+    pub addresses: Vec<ChunkAddress>,
 }
 
 /// The part of a file that lies on one device.
@@ -164,7 +164,7 @@ impl DataLayout {
     pub(super) fn chunks(&self, index: u32, slice: Slice) -> Option<Chunks> {
         let packed = match self.starts[index as usize] {
             NOT_PACKED => None,
-            block => Some(ChunkPlace { device: 1, block }),
+            block => Some(ChunkAddress { device: 1, block }),
         };
         let device = match self.devices[slice.blob as usize] {
             0 => None,
@@ -174,15 +174,16 @@ impl DataLayout {
         match (device, packed) {
             (_, None) if slice.len == 0 => None,
             (None, None) => None,
-            (None, Some(place)) => Some(Chunks { bits: whole_bits, places: vec![place] }),
+            (None, Some(address)) => Some(Chunks { bits: whole_bits, addresses: vec![address] }),
             (Some(device), None) => {
-                Some(Chunks { bits: whole_bits, places: vec![ChunkPlace { device, block: 0 }] })
+                Some(Chunks { bits: whole_bits, addresses: vec![ChunkAddress { device, block: 0 }] })
             }
             (Some(device), Some(last)) => {
                 let bits = chunk_bits(slice.len);
                 let block = |chunk: u64| (chunk << bits >> self.block_bits) as u32;
-                let places = (0..slice.len >> bits).map(|chunk| ChunkPlace { device, block: block(chunk) });
-                Some(Chunks { bits, places: places.chain([last]).collect() })
+                let addresses =
+                    (0..slice.len >> bits).map(|chunk| ChunkAddress { device, block: block(chunk) });
+                Some(Chunks { bits, addresses: addresses.chain([last]).collect() })
             }
         }
     }
@@ -269,15 +270,15 @@ mod tests {
     fn data_layout_packs_small_files_and_incomplete_last_blocks() {
         let manifest = manifest(&[700, 0, 512, 2 << 20, (2 << 20) + 65536 + 3]);
         let layout = DataLayout::new(&manifest, SMALL_BLOCK_BITS).expect("it fits");
-        let at = |device, block| ChunkPlace { device, block };
-        let only = |place, bits| Some(Chunks { bits, places: vec![place] });
+        let at = |device, block| ChunkAddress { device, block };
+        let only = |address, bits| Some(Chunks { bits, addresses: vec![address] });
         assert_eq!(chunks(&manifest, &layout, 1), only(at(1, 0), 10));
         assert_eq!(chunks(&manifest, &layout, 2), None);
         assert_eq!(chunks(&manifest, &layout, 3), only(at(1, 2), 9));
         assert_eq!(chunks(&manifest, &layout, 4), only(at(2, 0), 21));
         let large = chunks(&manifest, &layout, 5).expect("chunks");
-        assert_eq!((large.bits, large.places.len()), (16, 34));
-        assert_eq!((large.places[32], large.places[33]), (at(3, 32 * 128), at(1, 3)));
+        assert_eq!((large.bits, large.addresses.len()), (16, 34));
+        assert_eq!((large.addresses[32], large.addresses[33]), (at(3, 32 * 128), at(1, 3)));
         assert_eq!((layout.pack_bytes(), layout.device_blobs().len()), (4 * 512, 2));
         let packed: Vec<_> = layout.packed_from(1024).map(|(at, part)| (at, part.entry, part.from)).collect();
         assert_eq!(packed, [(1024, 3, 0), (1536, 5, (2 << 20) + 65536)]);

@@ -85,7 +85,7 @@ struct ImageSections {
 }
 
 impl Image<'_> {
-    /// Numbers the inodes, and returns their places.
+    /// Numbers the inodes and lays out the sections.
     fn measure(&mut self) -> Result<ImageSections> {
         let table = (self.layout.device_blobs().len() as u64 + 1) * DEVICE_SLOT_BYTES;
         let inodes = (device_table() + table).next_multiple_of(self.block);
@@ -100,7 +100,7 @@ impl Image<'_> {
             let behind = match entry.node {
                 Node::File(slice) => {
                     let chunks = self.layout.chunks(index, slice);
-                    chunks.map_or(0, |chunks| node::chunk_bytes(len, chunks.places.len()))
+                    chunks.map_or(0, |chunks| node::chunk_bytes(len, chunks.addresses.len()))
                 }
                 _ if inline => content,
                 _ => 0,

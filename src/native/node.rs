@@ -116,8 +116,8 @@ pub(super) fn encode(
         Tail::Inline(content) => bytes.extend_from_slice(content),
         Tail::Chunks { chunks, .. } => {
             bytes.resize(bytes.len().next_multiple_of(size_of::<ChunkIndex>()), 0);
-            for place in &chunks.places {
-                let (device, block) = (place.device.into(), place.block.into());
+            for address in &chunks.addresses {
+                let (device, block) = (address.device.into(), address.block.into());
                 bytes.extend_from_slice(ChunkIndex { device, block, ..ChunkIndex::default() }.as_bytes());
             }
         }

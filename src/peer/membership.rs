@@ -1,6 +1,7 @@
 //! Membership: the nodes of the cluster that are alive, as this node sees them.
 
 pub mod gossip;
+pub mod gossip_client;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;

@@ -103,8 +103,7 @@ async fn pair() -> PeerPair {
     let (server, blocks) = (Arc::new(PeerServer::default()), Arc::new(MemoryBlocks::default()));
     server.host("t", blocks.clone());
     tokio::spawn(listener::serve(listener, server, None));
-    let (peers, placement) =
-        asking([Member { address, ..member("b", "z") }], HttpPeerClient::plain().expect("a client"));
+    let (peers, placement) = asking([Member { address, ..member("b", "z") }], HttpPeerClient::plain());
     PeerPair { blocks, placement, peers, paths: Mutex::default() }
 }
 

@@ -159,8 +159,8 @@ impl Access {
         self.secret_name().is_some() && self.secrets.iter().any(is_lost)
     }
 
-    /// Whether a secret that came with `other` may replace the one of this: both are credentials, or tokens for the same role, and
-    /// both are [explicit only](Self::explicit_only), or neither: others may name files of this machine, which go unchecked.
+    /// Whether a secret that came with `other` may replace the one of this: both are credentials, or tokens for the same identity,
+    /// and both are [explicit only](Self::explicit_only), or neither: others may name files of this machine, which go unchecked.
     pub fn has_same_identity(&self, other: &Self) -> bool {
         if self.explicit_only != other.explicit_only {
             return false;
@@ -178,12 +178,9 @@ impl Access {
         self.secrets.insert(0, SecretStore::Environment { secrets, variable });
     }
 
-    /// The name of the secret that authorizes requests: the credentials, or the token that a role is assumed with.
+    /// The name of the secret that authorizes requests: the credentials, or the token for a role or an identity.
     fn secret_name(&self) -> Option<&str> {
-        match self.auth.as_ref()? {
-            AuthMethod::AwsPodOidc { aws_pod_oidc_token, .. } => Some(aws_pod_oidc_token),
-            auth => auth.secret(),
-        }
+        self.auth.as_ref().and_then(|auth| auth.token().or_else(|| auth.secret()))
     }
 
     /// A copy without secrets, which may be written to a disk, and whether there were any. The names of secrets and of

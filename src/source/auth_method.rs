@@ -45,6 +45,38 @@ pub enum AuthMethod {
         /// The full resource name of the workload identity provider.
         gcp_oidc_workload_id_provider: String,
     },
+    /// An identity of Google's, by workload identity federation with the token that came with the request, as that of a pod. No
+    /// configuration has it.
+    #[serde(rename = "GCP_POD_OIDC")]
+    GcpPodOidc {
+        /// The full resource name of the workload identity provider.
+        gcp_pod_oidc_workload_id_provider: String,
+        /// The address of the service account that is impersonated; without it, the federated identity itself has access.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        gcp_pod_oidc_service_account: Option<String>,
+        /// The name of the secret that is the token.
+        gcp_pod_oidc_token: String,
+        /// The URL of another token service than that of Google.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        gcp_pod_oidc_sts: Option<String>,
+        /// The URL of another service for tokens of service accounts than that of Google.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        gcp_pod_oidc_iam: Option<String>,
+    },
+    /// An application or a managed identity of Entra ID, with the token that came with the request, as that of a pod. No
+    /// configuration has it.
+    #[serde(rename = "AZURE_POD_OIDC")]
+    AzurePodOidc {
+        /// The tenant's ID.
+        azure_pod_oidc_tenant_id: String,
+        /// The ID of the application or the managed identity.
+        azure_pod_oidc_client_id: String,
+        /// The name of the secret that is the token.
+        azure_pod_oidc_token: String,
+        /// The URL of another Entra ID than the public one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        azure_pod_oidc_authority: Option<String>,
+    },
     /// An AWS role, assumed with the AWS credentials of this machine.
     #[serde(rename = "AWS_ASSUME_ROLE")]
     AwsAssumeRole {
@@ -81,6 +113,8 @@ impl AuthMethod {
             Self::AwsOidc { .. } => "AWS_OIDC",
             Self::AwsPodOidc { .. } => "AWS_POD_OIDC",
             Self::GcpOidc { .. } => "GCP_OIDC",
+            Self::GcpPodOidc { .. } => "GCP_POD_OIDC",
+            Self::AzurePodOidc { .. } => "AZURE_POD_OIDC",
             Self::AwsAssumeRole { .. } => "AWS_ASSUME_ROLE",
         }
     }
@@ -93,12 +127,23 @@ impl AuthMethod {
         }
     }
 
+    /// The secret that it names, which is a token for an identity: only what is for that identity may replace it.
+    pub fn token(&self) -> Option<&str> {
+        match self {
+            Self::AwsPodOidc { aws_pod_oidc_token: name, .. }
+            | Self::GcpPodOidc { gcp_pod_oidc_token: name, .. }
+            | Self::AzurePodOidc { azure_pod_oidc_token: name, .. } => Some(name),
+            _ => None,
+        }
+    }
+
     /// Whether the method gives credentials for sources of `scheme`.
     pub fn serves(&self, scheme: &str) -> bool {
         match self {
             Self::Secret { .. } => scheme != "file",
             Self::AwsOidc { .. } | Self::AwsPodOidc { .. } | Self::AwsAssumeRole { .. } => scheme == "s3",
-            Self::GcpOidc { .. } => scheme == "gs",
+            Self::GcpOidc { .. } | Self::GcpPodOidc { .. } => scheme == "gs",
+            Self::AzurePodOidc { .. } => scheme == "azure",
         }
     }
 

@@ -161,21 +161,21 @@ fn is_name(part: &str) -> bool {
         && !part.contains("..")
 }
 
-/// The place that a page of the Hub shows. What follows `?` only changes how it is shown.
+/// The repository, file or directory that a page of the Hub shows. What follows `?` only changes how it is shown.
 pub(super) fn page(url: &Url) -> Result<HubRepository> {
     let path: Vec<&str> = url.path().split('/').filter(|p| !p.is_empty()).collect();
     let kinds = usize::from(path.first().is_some_and(|p| HubKind::ALL.iter().any(|k| k.plural() == *p)));
     let repository =
         path.get(..kinds + 2).ok_or_else(|| wrong("hf", "the page is not one of a repository"))?.join("/");
-    let Some((view, place)) = path[kinds + 2..].split_first() else {
+    let Some((view, revision_and_path)) = path[kinds + 2..].split_first() else {
         return parse(&repository);
     };
     if !PAGE_VIEWS.contains(view) {
         return Err(wrong("hf", format!("no file or directory is at /{view}/ of a repository's page")));
     }
-    let place: Vec<String> = place.iter().map(|part| decode(part)).collect();
-    let separator = if place.is_empty() { "" } else { "@" };
-    parse(&format!("{repository}{separator}{}", place.join("/")))
+    let revision_and_path: Vec<String> = revision_and_path.iter().map(|part| decode(part)).collect();
+    let separator = if revision_and_path.is_empty() { "" } else { "@" };
+    parse(&format!("{repository}{separator}{}", revision_and_path.join("/")))
 }
 
 /// One part of a page's address in the form of a URI, where only a revision's slashes are encoded.

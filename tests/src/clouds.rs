@@ -14,6 +14,7 @@ use percent_encoding::percent_decode_str;
 use serde_json::json;
 
 use crate::fault::Faults;
+use crate::federation::StorageTokens;
 use crate::file;
 use crate::serve::HttpServer;
 
@@ -29,10 +30,22 @@ pub struct CloudServer {
 impl CloudServer {
     /// Serves the buckets below `root`.
     pub fn start(root: &Path) -> Self {
+        Self::serve(app(root))
+    }
+
+    /// The same, for requests with one of `tokens` only.
+    pub fn guarded(root: &Path, tokens: &StorageTokens) -> Self {
+        Self::serve(tokens.around(app(root)))
+    }
+
+    fn serve(app: Router) -> Self {
         let faults = Faults::default();
-        let app = Router::new().fallback(serve).with_state(root.to_owned());
         Self { server: HttpServer::start(faults.around(app), 0), faults }
     }
+}
+
+fn app(root: &Path) -> Router {
+    Router::new().fallback(serve).with_state(root.to_owned())
 }
 
 async fn serve(State(root): State<PathBuf>, request: Request) -> Response {

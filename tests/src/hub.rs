@@ -124,6 +124,11 @@ impl HubServer {
         self.state.change(|hub| hub.epoch += 1);
     }
 
+    /// From now on the Hub says that large files are at `url` and not at its storage.
+    pub fn lead_to(&self, url: &str) {
+        self.state.change(|hub| hub.storage = url.to_owned());
+    }
+
     /// From now on signed addresses say that they are good until this second since 1970.
     pub fn set_url_expiry(&self, at: u64) {
         self.state.change(|hub| hub.expires = at);

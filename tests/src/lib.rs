@@ -19,6 +19,7 @@ pub mod command_output;
 pub mod disk;
 pub mod dns;
 pub mod fault;
+pub mod federation;
 pub mod file;
 pub mod filled_disk;
 pub mod freezer;

@@ -230,7 +230,7 @@ impl FdStore {
             // SAFETY: what an `OwnedFd` stands for stays the same and open for as long as it lives, and it moves in here.
             let watched = unsafe { AsyncFd::register_with_interest(watched, Interest::READABLE) };
             if let Ok(watched) = watched {
-                self.receive_until_end(&watched).await;
+                self.pending.receive_until_end(&watched).await;
             }
         }
         self.pending.give_up_all();

@@ -4,25 +4,13 @@
 //! pages, so the mount waits for the acknowledgement, and invalidates by itself where none comes.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::os::fd::{AsFd, OwnedFd};
 
-use bdnfs::task::blocking;
-use bdnfs_fs::handover::{DentryInvalidator, StartedInvalidation};
 use parking_lot::Mutex;
-use rustix::process::{Signal, pidfd_send_signal};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 
-use super::client::FdStore;
-use super::heartbeat::signal_peer;
 use super::wire::{self, Message};
-
-/// How long the fd store may take to acknowledge an invalidation before it is continued, in case that a signal has stopped it.
-const ACKNOWLEDGEMENT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long an invalidation may take in all. Longer than any request of a mount, for which the kernel may make it wait.
-const INVALIDATION_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// The invalidations that wait for the fd store.
 #[derive(Debug, Default)]
@@ -81,72 +69,17 @@ impl PendingInvalidations {
         state.is_older = false;
         state.waiting.clear();
     }
-}
 
-impl DentryInvalidator for FdStore {
-    fn invalidate(
-        self: Arc<Self>,
-        device: BorrowedFd<'_>,
-        node: u64,
-        name: &[u8],
-    ) -> Option<StartedInvalidation> {
-        let name = name.to_owned();
-        let Some((id, done)) = self.pending.add() else {
-            let sent = self.send(&Message::Expire { parent: node, name }, &[device]);
-            return sent.then(|| Box::pin(std::future::ready(true)) as _);
-        };
-        if !self.send(&Message::Invalidate { id, node, name }, &[device]) {
-            self.pending.give_up(id);
-            return None;
-        }
-        Some(Box::pin(self.await_acknowledgement(id, done)))
-    }
-}
-
-impl FdStore {
     /// Records acknowledgements until the fd store has ended. It sends nothing else unless it is asked, and that answer is read
     /// elsewhere.
     pub(super) async fn receive_until_end(&self, link: &AsyncFd<OwnedFd>) {
         while let Ok(mut ready) = link.readable().await {
             match ready.try_io(|link| wire::try_receive(link.as_fd())) {
-                Ok(Ok(Some((message, _)))) => self.pending.record(&message),
+                Ok(Ok(Some((message, _)))) => self.record(&message),
                 Ok(_) => return,
                 // Nothing was there.
                 Err(_) => {}
             }
-        }
-    }
-
-    /// Waits for the acknowledgement of the invalidation `id`. False where it will not come.
-    async fn await_acknowledgement(self: Arc<Self>, id: u64, mut done: oneshot::Receiver<()>) -> bool {
-        let begin = Instant::now();
-        loop {
-            if let Ok(done) = tokio::time::timeout(ACKNOWLEDGEMENT_TIMEOUT, &mut done).await {
-                return done.is_ok();
-            }
-            if begin.elapsed() > INVALIDATION_TIMEOUT {
-                tracing::warn!("the fd store does not answer: the agent invalidates what the kernel caches");
-                self.pending.give_up(id);
-                return false;
-            }
-            let store = Arc::clone(&self);
-            let continued = blocking(move || {
-                store.continue_process();
-                Ok(())
-            });
-            let _ = continued.await;
-        }
-    }
-
-    /// Continues the fd store where a signal has stopped it. One that runs, or in another container, is left as it is.
-    fn continue_process(&self) {
-        if self.service.is_some() {
-            let link = self.link.borrow().clone();
-            let _ = link.is_some_and(|link| signal_peer(&link, Signal::CONT));
-        } else if let Ok(Err(owner)) = self.lock.take()
-            && let Some(process) = self.lock.find_process(&owner)
-        {
-            let _ = pidfd_send_signal(&process, Signal::CONT);
         }
     }
 }

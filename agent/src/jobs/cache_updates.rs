@@ -8,7 +8,7 @@ use bdnfs::error::Result;
 
 use super::job::StopRequest;
 use super::job_caches::JobCaches;
-use super::run::JobRun;
+use super::job_run::JobRun;
 use crate::api::job::JobState;
 use crate::api::{ApiResult, MirrorRequest};
 use crate::deploy::home_use::{self, HomeUser};
@@ -17,7 +17,7 @@ use crate::volumes::cache_home::CacheHome;
 
 impl HomeUser for JobRun {
     fn volumes(&self) -> &Volumes {
-        &self.queue.volumes
+        &self.services.volumes
     }
 
     fn is_first(&self) -> bool {
@@ -30,7 +30,7 @@ impl HomeUser for JobRun {
         if request.direct {
             return Ok(None);
         }
-        self.queue.mounts.mounter().mirror(request.mirror.clone(), request.tenant.as_deref())
+        self.services.mounts.mounter().mirror(request.mirror.clone(), request.tenant.as_deref())
     }
 
     fn note(&self, text: String) {
@@ -45,7 +45,7 @@ impl HomeUser for JobRun {
 /// Where a job with `require_cache_affinity` can't have the newest state, why.
 pub async fn begin(run: &JobRun) -> ApiResult<Vec<File>> {
     let job = &run.job;
-    let Some(caches) = JobCaches::of(&run.queue, job) else { return Ok(Vec::new()) };
+    let Some(caches) = JobCaches::of(&run.services, job) else { return Ok(Vec::new()) };
     let (mut held, mut begun) = (Vec::new(), Vec::new());
     for home in caches.homes() {
         // The second may have to be waited for, for hours.
@@ -107,6 +107,6 @@ pub async fn save(run: &JobRun) {
 
 /// The homes of a job's caches: none for one without caches.
 fn homes(run: &JobRun) -> Vec<CacheHome> {
-    let caches = JobCaches::of(&run.queue, &run.job);
+    let caches = JobCaches::of(&run.services, &run.job);
     caches.iter().flat_map(JobCaches::homes).cloned().collect()
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,18 +14,19 @@ use futures_util::future::try_join_all;
 use tokio::process::ChildStdin;
 
 use super::cache_updates;
+use super::job_run::JobRun;
 use super::job_space;
 use super::job_volume;
+use super::mount_requests::mount_requests;
 use super::process::IdleSupervisor;
-use super::run::JobRun;
 use super::supervisor::{SupervisorInfo, SupervisorOrder, TMPFS_OVERLAY_BYTES};
 use super::volume_limits;
-use crate::api::job::{DeployReport, JobRequest, JobState, PhaseSeconds, Variable};
-use crate::api::{ApiResult, Failure, MirrorRequest, MountRequest, Weights};
+use crate::api::job::{DeployReport, JobState, PhaseSeconds, Variable};
+use crate::api::{ApiResult, Failure, MountRequest};
 use crate::deploy::{self, lease_all, stage_all};
-use crate::mounts::{ManagedMount, Mounter};
+use crate::mounts::ManagedMount;
+use crate::text;
 use crate::volumes::SCRATCH_PLACE;
-use crate::{mirror, text};
 
 /// The search path of a job's commands, where its environment has none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -76,17 +77,17 @@ pub async fn deploy(run: &JobRun) -> ApiResult<RunningCommands> {
 ///
 /// The files keep the homes of its caches for it.
 async fn prepare(run: &JobRun) -> ApiResult<(DeployReport, Vec<File>)> {
-    let (queue, job) = (&run.queue, &run.job);
+    let (services, job) = (&run.services, &run.job);
     let mut seconds = PhaseSeconds::default();
     let mut timer = PhaseTimer(Instant::now());
-    let requests = requests(queue.mounts.mounter(), job.request(), |number| job.mountpoint(number))?;
+    let requests = mount_requests(services.mounts.mounter(), job.request(), |number| job.mountpoint(number))?;
     let (sources, commands) = (requests.len() as u64, job.request().start_commands.len() as u64);
     let (sources, commands) = (text::count(sources, "source"), text::count(commands, "command"));
     if job.state() == JobState::Created {
         run.enter(JobState::Created, format!("{sources} to read, {commands} to run")).await?;
         for request in &requests {
             let note = |text| job.note(text);
-            queue.mirrors.mirror_or_use_cached(queue.mounts.mounter(), request, &note, &|_| ()).await?;
+            services.mirrors.mirror_or_use_cached(services.mounts.mounter(), request, &note, &|_| ()).await?;
         }
     }
     seconds.mirror = timer.seconds();
@@ -107,7 +108,7 @@ async fn mount_and_stage(
     mut seconds: PhaseSeconds,
     mut timer: PhaseTimer,
 ) -> ApiResult<DeployReport> {
-    let (queue, job) = (&run.queue, &run.job);
+    let (services, job) = (&run.services, &run.job);
     let mounts = try_join_all(requests.iter().cloned().map(|request| mount(run, request))).await?;
     seconds.mount = timer.seconds();
     let numbers = (0..mounts.len()).filter(|number| !job.is_lazy(*number));
@@ -118,7 +119,7 @@ async fn mount_and_stage(
         .unzip();
     admit(run, &staged).await?;
     seconds.room = timer.seconds();
-    stage_all(&queue.mounts, &staged, |progress| job.set_staging(Some(progress))).await?;
+    stage_all(&services.mounts, &staged, |progress| job.set_staging(Some(progress))).await?;
     seconds.stage = timer.seconds();
     for (mount, request) in mounts.iter().zip(&requests) {
         repair_mirror(run, mount, request);
@@ -132,47 +133,9 @@ async fn mount_and_stage(
     Ok(report)
 }
 
-/// The mount requests of a job, one for each source, each with its mount point by its number.
-pub fn requests(
-    mounter: &Mounter,
-    request: &JobRequest,
-    mountpoint: impl Fn(usize) -> PathBuf,
-) -> Result<Vec<MountRequest>> {
-    let mirror = named_mirror(mounter, request)?;
-    let requests = request.weights.iter().enumerate().map(|(number, weights)| MountRequest {
-        weights: Weights { mountpoint: mountpoint(number), ..weights.clone() },
-        tenant: request.tenant.clone(),
-        mirror: mirror.clone(),
-        direct: request.direct,
-        offline: false,
-        snapshot: request.pinned.get(&weights.mountpoint).cloned(),
-        // Commands may become another user.
-        allow_other: rustix::process::geteuid().is_root(),
-        uid: None,
-        gid: None,
-        via: None,
-        cache_size: None,
-    });
-    Ok(requests.collect())
-}
-
-/// The mirror that a job names, else this machine's own; `None` where there is the agent's, which is added to all requests, or none
-/// at all is wanted.
-pub fn named_mirror(mounter: &Mounter, request: &JobRequest) -> Result<Option<MirrorRequest>> {
-    Ok(match &request.mirror {
-        _ if request.direct => None,
-        Some(mirror) => Some(mirror.clone()),
-        None if mounter.defaults.mirror.is_some() => None,
-        None => {
-            let tenant = request.tenant.as_deref().unwrap_or(mounter.engine.tenant());
-            Some(mirror::default_request(tenant)?)
-        }
-    })
-}
-
 /// Mounts a source, unless it is mounted already.
 async fn mount(run: &JobRun, request: MountRequest) -> ApiResult<Arc<ManagedMount>> {
-    let (mounts, job) = (&run.queue.mounts, &run.job);
+    let (mounts, job) = (&run.services.mounts, &run.job);
     if let Some(mount) = mounts.at(&request.weights.mountpoint) {
         return Ok(mount);
     }
@@ -196,21 +159,21 @@ async fn mount(run: &JobRun, request: MountRequest) -> ApiResult<Arc<ManagedMoun
 /// run.
 async fn admit(run: &JobRun, mounts: &[Arc<ManagedMount>]) -> ApiResult<()> {
     let snapshots: Vec<_> = mounts.iter().map(|mount| Arc::clone(mount.snapshot())).collect();
-    let (queue, job) = (Arc::clone(&run.queue), Arc::clone(&run.job));
+    let (services, job) = (Arc::clone(&run.services), Arc::clone(&run.job));
     let claim = {
-        let (queue, job) = (Arc::clone(&queue), Arc::clone(&job));
-        move || volume_limits::claim(&queue, &job)
+        let (services, job) = (Arc::clone(&services), Arc::clone(&job));
+        move || volume_limits::claim(&services, &job)
     };
     if job.is_admitted() {
-        volume_limits::claim_again(&queue, &job)?;
+        volume_limits::claim_again(&services, &job)?;
         lease_all(snapshots).await?;
     } else {
         let name = format!("job {}", job.id());
         job_space::make_space_to_read(run, &snapshots).await?;
         let note = |text| job.note(text);
-        job.set_permit(queue.admission.admit_with(&name, &snapshots, claim, note).await?);
+        job.set_permit(services.admission.admit_with(&name, &snapshots, claim, note).await?);
     }
-    Ok(blocking(move || queue.write_record(&job)).await?)
+    Ok(blocking(move || services.write_record(&job)).await?)
 }
 
 /// Says what was found damaged in the mirror while `mount` was staged, and mirrors it once more in the background: the job has
@@ -218,14 +181,14 @@ async fn admit(run: &JobRun, mounts: &[Arc<ManagedMount>]) -> ApiResult<()> {
 fn repair_mirror(run: &JobRun, mount: &ManagedMount, request: &MountRequest) {
     let (damaged, faults): (Vec<_>, Vec<_>) = mount.snapshot().mirror_damage().into_iter().unzip();
     let Some(fault) = faults.into_iter().next() else { return };
-    let (queue, job) = (Arc::clone(&run.queue), Arc::clone(&run.job));
+    let (services, job) = (Arc::clone(&run.services), Arc::clone(&run.job));
     job.note(format!("the mirror is damaged, other tiers had the right bytes: {fault}"));
     let request = request.clone();
     tokio::spawn(async move {
-        let mounter = queue.mounts.mounter();
+        let mounter = services.mounts.mounter();
         let repair = async {
             let request = mounter.with_defaults(&request).await?;
-            queue.mirrors.repair(&request, &mounter.cache, &damaged, &|text| job.note(text)).await
+            services.mirrors.repair(&request, &mounter.cache, &damaged, &|text| job.note(text)).await
         };
         if let Err(error) = repair.await {
             job.note(format!("cannot repair the mirror: {error}"));
@@ -235,10 +198,10 @@ fn repair_mirror(run: &JobRun, mount: &ManagedMount, request: &MountRequest) {
 
 /// The order for the supervisor of a job, and the locks that hold the job's volumes until it does.
 async fn supervisor_order(run: &JobRun) -> Result<(SupervisorOrder, Vec<File>)> {
-    let (queue, job) = (Arc::clone(&run.queue), Arc::clone(&run.job));
+    let (services, job) = (Arc::clone(&run.services), Arc::clone(&run.job));
     let order = move || {
         let request = job.request();
-        let stores = queue.secret_stores(request);
+        let stores = services.secret_stores(request);
         let mut environment = BTreeMap::from([("PATH".to_owned(), Secret::new(DEFAULT_PATH))]);
         for (name, value) in &request.environment {
             let value = match value {
@@ -251,7 +214,7 @@ async fn supervisor_order(run: &JobRun) -> Result<(SupervisorOrder, Vec<File>)> 
         environment.insert("BDNFS_JOB".to_owned(), Secret::new(job.id().to_string()));
         environment.entry("TMPDIR".to_owned()).or_insert_with(|| Secret::new(SCRATCH_PLACE));
         environment.extend(job_volume::variables(&job));
-        let (volume, locks) = job_volume::create(&queue, &job)?;
+        let (volume, locks) = job_volume::create(&services, &job)?;
         if let Some(hub) = request.hub_cache() {
             let hub = || Secret::new(hub.to_string_lossy().into_owned());
             environment.entry("HF_HUB_CACHE".to_owned()).or_insert_with(hub);

@@ -10,7 +10,7 @@ use bdnfs::staging::audit::audit;
 use tokio::sync::oneshot;
 
 use super::job::Job;
-use super::run::JobRun;
+use super::job_run::JobRun;
 use crate::cache::scrubber::recent;
 use crate::context::Context;
 use crate::runtime;
@@ -35,11 +35,11 @@ impl JobAudit {
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk) where there is no thread for it.
     pub fn start(run: &JobRun) -> Result<Self> {
-        let (queue, job) = (&run.queue, &run.job);
+        let (services, job) = (&run.services, &run.job);
         let numbers = 0..job.request().weights.len();
-        let mounts = numbers.filter_map(|number| queue.mounts.at(&job.mountpoint(number)));
+        let mounts = numbers.filter_map(|number| services.mounts.at(&job.mountpoint(number)));
         let snapshots: Vec<Weak<Snapshot>> = mounts.map(|mount| Arc::downgrade(mount.snapshot())).collect();
-        let (given_up, period) = (Arc::<AtomicBool>::default(), recent(queue.scrub_interval));
+        let (given_up, period) = (Arc::<AtomicBool>::default(), recent(services.scrub_interval));
         let (sender, outcome) = oneshot::channel();
         let cancelled = Arc::clone(&given_up);
         let verify = move || {

@@ -9,7 +9,7 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::weights::is_cache_base;
 
 use super::job::Job;
-use super::queue::JobQueue;
+use super::job_services::JobServices;
 use crate::api::job::{JobRequest, TrainingCache};
 use crate::context::Context;
 use crate::volumes::SCRATCH_PLACE;
@@ -28,9 +28,9 @@ pub struct JobCaches {
 
 impl JobCaches {
     /// The caches of `job`, if it asks for any.
-    pub fn of(queue: &JobQueue, job: &Job) -> Option<Self> {
+    pub fn of(services: &JobServices, job: &Job) -> Option<Self> {
         let (cache, training) = (job.request().cache.clone()?, &job.request().training);
-        let home = |scope, name| queue.volumes.cache_home(queue.tenant_of(job), scope, name);
+        let home = |scope, name| services.volumes.cache_home(services.tenant_of(job), scope, name);
         let project = home(CacheScope::Project, training.project());
         let team = home(CacheScope::Team, training.team());
         Some(Self { cache, project, team, is_team_named: training.team.is_some() })

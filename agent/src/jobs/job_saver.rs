@@ -7,9 +7,9 @@ use bdnfs::task::{blocking, lost};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use super::deployment::named_mirror;
+use super::job_run::JobRun;
 use super::job_volume::checkpoint_path;
-use super::run::JobRun;
+use super::mount_requests::named_mirror;
 use super::supervisor;
 use crate::api::saving::SaveReport;
 use crate::api::{ApiResult, Failure, MirrorRequest};
@@ -45,7 +45,7 @@ impl JobSaver {
     pub async fn finish(mut self) -> ApiResult<()> {
         let Some(task) = &mut self.task else { return Ok(()) };
         let report = task.await.map_err(lost)?;
-        let volume = self.run.queue.volume_of(&self.run.job);
+        let volume = self.run.services.volume_of(&self.run.job);
         let report =
             blocking(move || Ok(saver::confirm_saved(volume.path(), &volume.checkpoints(), report))).await?;
         self.run.job.set_saving(report.clone(), self.run.job.saver_events());
@@ -63,11 +63,11 @@ impl JobSaver {
 
 /// Keeps the saver of a job alive until it has finished, and its report in the job's status.
 async fn watch_saver(run: JobRun) -> SaveReport {
-    let (queue, job) = (&run.queue, &run.job);
+    let (services, job) = (&run.services, &run.job);
     if let Some(report) = job.status().saving.filter(|report| report.finished && job.has_exited()) {
         return report;
     }
-    let volume = queue.volume_of(job).path().to_owned();
+    let volume = services.volume_of(job).path().to_owned();
     let mut restarts = SaverRestarts::default();
     loop {
         let (path, directory) = (volume.clone(), job.directory().to_owned());
@@ -90,9 +90,9 @@ async fn watch_saver(run: JobRun) -> SaveReport {
         let report = record.report;
         job.set_saving(report.clone(), record.events.max(job.saver_events()));
         if is_new {
-            let (queue, job) = (Arc::clone(queue), Arc::clone(job));
+            let (services, job) = (Arc::clone(services), Arc::clone(job));
             // At worst its events are repeated after a crash.
-            let _ = blocking(move || queue.write_record(&job)).await;
+            let _ = blocking(move || services.write_record(&job)).await;
         }
         if is_over {
             return report;
@@ -102,7 +102,8 @@ async fn watch_saver(run: JobRun) -> SaveReport {
             sleep(RECORD_POLL_INTERVAL).await;
             continue;
         }
-        let (give_up, checkpoints) = (queue.volumes.config().give_up, queue.volume_of(job).checkpoints());
+        let (give_up, checkpoints) =
+            (services.volumes.config().give_up, services.volume_of(job).checkpoints());
         if let Some(last) = restarts.final_report(job.status().exited, give_up, &report, checkpoints) {
             return last;
         }
@@ -118,16 +119,16 @@ async fn watch_saver(run: JobRun) -> SaveReport {
 /// # Errors
 /// [`Kind::Unsupported`] where there is none; [`Kind::Refused`] for a secret that is nowhere.
 pub fn mirror(run: &JobRun) -> Result<MirrorRequest> {
-    let (request, mounter) = (run.job.request(), run.queue.mounts.mounter());
+    let (request, mounter) = (run.job.request(), run.services.mounts.mounter());
     let mirror = mounter.mirror(named_mirror(mounter, request)?, request.tenant.as_deref())?;
     mirror.ok_or_else(saver::no_mirror)
 }
 
 /// The order for a job's saver. Reads secrets.
 fn saver_order(run: &JobRun) -> Result<SaveOrder> {
-    let (queue, job) = (&run.queue, &run.job);
+    let (services, job) = (&run.services, &run.job);
     let (request, mirror) = (job.request(), mirror(run)?);
-    let (volume, config) = (queue.volume_of(job), queue.volumes.config());
+    let (volume, config) = (services.volume_of(job), services.volumes.config());
     let (job_lock, job_exit) = supervisor::lock_and_exit_files(job.directory());
     Ok(SaveOrder {
         volume: volume.path().to_owned(),

@@ -8,7 +8,7 @@ use bdnfs::snapshot::Snapshot;
 use bdnfs::task::blocking;
 use tokio::time::sleep;
 
-use super::run::JobRun;
+use super::job_run::JobRun;
 use crate::deploy::home_use;
 use crate::volumes::SPACE_CHECK_INTERVAL;
 
@@ -23,9 +23,9 @@ pub async fn keep_space(run: &JobRun) -> Infallible {
 /// Evicts homes of training caches that are saved and not in use where `snapshots` would not fit into the cache beside them, on the
 /// disk that they share, each with an event.
 pub async fn make_space_to_read(run: &JobRun, snapshots: &[Arc<Snapshot>]) -> Result<()> {
-    let (queue, snapshots) = (Arc::clone(&run.queue), snapshots.to_vec());
+    let (services, snapshots) = (Arc::clone(&run.services), snapshots.to_vec());
     let evicted = blocking(move || {
-        let (engine, volumes) = (&queue.mounts.mounter().engine, &queue.volumes);
+        let (engine, volumes) = (&services.mounts.mounter().engine, &services.volumes);
         let needed = snapshots.iter().map(|snapshot| snapshot.content_bytes()).sum::<Result<u64>>()?;
         // No disk grows by what leaves it, and no limit of the cache.
         let most = volumes.space().disk_size()?.min(engine.usage().capacity.unwrap_or(u64::MAX));

@@ -1,6 +1,6 @@
 //! The volumes of a job: its directories, and the variables that name them.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Component, Path, PathBuf};
 
@@ -9,59 +9,26 @@ use bdnfs::source::Secret;
 
 use super::job::Job;
 use super::job_caches::{self, JobCaches};
-use super::queue::JobQueue;
+use super::job_services::JobServices;
 use super::supervisor::VolumeBinds;
-use crate::api::container_volume::ContainerVolumeStatus;
 use crate::api::job::{CheckpointLoading, JobRequest};
-use crate::api::saving::UnsavedDirectory;
 use crate::saver;
 use crate::volumes::cache_home::CacheHome;
-use crate::volumes::{CHECKPOINT_PLACE, JobVolume, SCRATCH_PLACE};
-
-impl JobQueue {
-    /// The volume of a job.
-    pub(super) fn volume_of(&self, job: &Job) -> JobVolume {
-        self.volumes.of_job(self.tenant_of(job), job.request().training.id())
-    }
-
-    /// The volumes of jobs that have not ended.
-    pub(super) fn volumes_in_use(&self) -> HashSet<PathBuf> {
-        let jobs = self.all().into_iter().filter(|job| !job.has_ended());
-        jobs.map(|job| self.volume_of(&job).path().to_owned()).collect()
-    }
-
-    /// The directories with checkpoints that could not be saved, but for those of the jobs and the `containers` that are listed
-    /// themselves. Touches the local disk.
-    pub fn unsaved_directories(&self, containers: &[ContainerVolumeStatus]) -> Vec<UnsavedDirectory> {
-        let in_use = self.volumes_in_use();
-        let is_listed = |tenant: &str, id: &str| {
-            containers.iter().any(|volume| volume.tenant == tenant && volume.id.as_deref() == Some(id))
-        };
-        let volumes = self.volumes.of_jobs().into_iter();
-        let left = volumes
-            .filter(|(tenant, volume)| !in_use.contains(volume.path()) && !is_listed(tenant, volume.id()));
-        left.filter_map(|(tenant, volume)| saver::unsaved_directory(tenant, &volume)).collect()
-    }
-
-    /// The tenant of a job.
-    pub(super) fn tenant_of<'a>(&'a self, job: &'a Job) -> &'a str {
-        job.request().tenant.as_deref().unwrap_or(self.mounts.mounter().engine.tenant())
-    }
-}
+use crate::volumes::{CHECKPOINT_PLACE, SCRATCH_PLACE};
 
 /// Creates the volumes of a job, and returns what the job sees of them, and where. The files keep others from
 /// clearing them. Touches the local disk.
 ///
 /// # Errors
-/// Those of [`JobVolume::create`] and [`CacheHome::create`].
-pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
-    let volume = queue.volume_of(job);
+/// Those of [`JobVolume::create`](crate::volumes::JobVolume::create) and [`CacheHome::create`].
+pub fn create(services: &JobServices, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
+    let volume = services.volume_of(job);
     let mut binds = vec![(volume.scratch(), PathBuf::from(SCRATCH_PLACE))];
     let load = job.request().load.as_ref();
     binds.extend(load.map(|load| (volume.loaded(), load.download_folder.clone())));
     binds.extend(checkpoint_path(job.request()).map(|place| (volume.checkpoints(), place)));
     let mut directories: Vec<_> = binds.iter().map(|(directory, _)| directory.clone()).collect();
-    let caches = JobCaches::of(queue, job);
+    let caches = JobCaches::of(services, job);
     let cache_binds: Vec<_> = caches.iter().flat_map(JobCaches::binds).collect();
     // Sources, volumes and caches below it are mounted there without a cover in memory: what the job writes beside them is on the
     // disk.
@@ -93,8 +60,8 @@ pub fn create(queue: &JobQueue, job: &Job) -> Result<(VolumeBinds, Vec<File>)> {
         // On the host, where that can be: a directory that is covered instead forgets what the job writes beside the volume.
         let _ = fs::create_dir_all(place);
     }
-    let (root, own) = (queue.volumes.directory().to_owned(), volume.path().to_owned());
-    let shared_root = queue.volumes.shared_directory().map(Path::to_owned);
+    let (root, own) = (services.volumes.directory().to_owned(), volume.path().to_owned());
+    let shared_root = services.volumes.shared_directory().map(Path::to_owned);
     Ok((VolumeBinds { root, shared_root, own, shared, binds }, locks))
 }
 

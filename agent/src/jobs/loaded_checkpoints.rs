@@ -12,8 +12,8 @@ use bdnfs::mirror::Mirror;
 use bdnfs::source::{Access, Secret};
 use bdnfs::weights::CheckpointReference;
 
-use super::deployment::requests;
-use super::queue::JobQueue;
+use super::job_services::JobServices;
+use super::mount_requests::mount_requests;
 use crate::api::job::JobRequest;
 use crate::api::{ApiResult, Failure, Weights};
 use crate::{mirror, text};
@@ -24,7 +24,7 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(30);
 /// A checkpoint, and the manifest of each rank's part of it.
 type PinnedCheckpoint = (CheckpointGroup, Vec<Digest>);
 
-impl JobQueue {
+impl JobServices {
     /// Finds the checkpoints that `request` asks for, and adds what each rank saved of them to its sources. What its own rank and
     /// rank 0 saved is staged; the rest, which only resharding reads, is read on demand.
     ///
@@ -89,7 +89,7 @@ impl JobQueue {
         // The mirror is the same as for any of its sources.
         let any = weights(format!("{}://any", bdnfs::checkpoint::SCHEME), PathBuf::new());
         let asking = JobRequest { weights: vec![any], ..request.clone() };
-        let mount = requests(mounter, &asking, |_| PathBuf::new())?.remove(0);
+        let mount = mount_requests(mounter, &asking, |_| PathBuf::new())?.remove(0);
         let none = || {
             Failure::new(
                 Kind::Invalid,

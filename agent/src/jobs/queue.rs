@@ -1,23 +1,25 @@
 //! The job queue: the table of all jobs, and what is done with them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::{Error, Kind, Result};
-use bdnfs::source::SecretStore;
 use bdnfs::task::blocking;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::job::Job;
+use super::job_run::JobRun;
+use super::job_services::JobServices;
 use super::record::JobRecord;
-use super::run::JobRun;
 use super::supervisor::log;
 use super::validation;
+use crate::api::container_volume::ContainerVolumeStatus;
 use crate::api::job::{JobRequest, JobStatus, LogChunk};
+use crate::api::saving::UnsavedDirectory;
 use crate::api::{ApiResult, Failure};
 use crate::context::Context;
 use crate::deploy::{AdmissionQueue, MirrorQueue};
@@ -48,15 +50,8 @@ const LOG_CHUNK_BYTES: usize = 1 << 20;
 pub struct JobQueue {
     /// The directory of all jobs, with one for each.
     directory: PathBuf,
-    records: Records<JobRecord>,
     table: Mutex<JobTable>,
-    pub(super) mounts: Arc<MountManager>,
-    pub(super) lifecycle: Arc<Lifecycle>,
-    pub(super) mirrors: Arc<MirrorQueue>,
-    pub(super) admission: Arc<AdmissionQueue>,
-    pub(super) volumes: Arc<Volumes>,
-    /// How long ago what a job reads may have been verified.
-    pub(super) scrub_interval: Duration,
+    services: Arc<JobServices>,
 }
 
 #[derive(Debug, Default)]
@@ -90,7 +85,9 @@ impl JobQueue {
         let jobs: BTreeMap<_, _> = restored.map(|job| (job.id(), job)).collect();
         let last = jobs.keys().last().copied().unwrap_or(0);
         let table = Mutex::new(JobTable { jobs, last });
-        Ok(Self { directory, records, table, mounts, lifecycle, mirrors, admission, volumes, scrub_interval })
+        let services =
+            JobServices { records, mounts, lifecycle, mirrors, admission, volumes, scrub_interval };
+        Ok(Self { directory, table, services: Arc::new(services) })
     }
 
     /// The purpose of the mount at `mountpoint`.
@@ -111,19 +108,20 @@ impl JobQueue {
     /// from.
     pub async fn submit(self: &Arc<Self>, mut request: JobRequest) -> ApiResult<JobStatus> {
         // Ids and mounts of restored jobs go first.
-        self.lifecycle.ready().await;
-        let alive = self.lifecycle.begin()?;
-        self.load_checkpoints(&mut request).await?;
+        self.services.lifecycle.ready().await;
+        let alive = self.services.lifecycle.begin()?;
+        self.services.load_checkpoints(&mut request).await?;
         let queue = Arc::clone(self);
         let job = blocking(move || queue.accept(request)).await?;
         let status = job.status();
-        tokio::spawn(JobRun::new(Arc::clone(self), job).run(alive));
+        tokio::spawn(JobRun::new(Arc::clone(&self.services), job).run(alive));
         Ok(status)
     }
 
     /// Takes a job into the table, and writes its record. Touches the local disk.
     fn accept(&self, mut request: JobRequest) -> Result<Arc<Job>> {
-        validation::check(&request, self.mounts.mounter(), &self.volumes, &self.secret_stores(&request))?;
+        let (services, stores) = (&self.services, self.services.secret_stores(&request));
+        validation::check(&request, services.mounts.mounter(), &services.volumes, &stores)?;
         request.training.choose_id(random::bytes()?);
         let id = {
             let mut table = self.table.lock();
@@ -142,7 +140,7 @@ impl JobQueue {
                 "the job names no project: its checkpoints and its cache are those of {project}"
             ));
         }
-        self.write_record(&job)?;
+        self.services.write_record(&job)?;
         self.table.lock().jobs.insert(id, Arc::clone(&job));
         self.remove_oldest();
         Ok(job)
@@ -150,12 +148,7 @@ impl JobQueue {
 
     /// The volumes of the node.
     pub fn volumes(&self) -> &Volumes {
-        &self.volumes
-    }
-
-    /// The stores that are searched for the secrets of a job's environment.
-    pub(super) fn secret_stores(&self, request: &JobRequest) -> Vec<SecretStore> {
-        request.secrets.iter().chain(&self.mounts.mounter().defaults.secrets).cloned().collect()
+        &self.services.volumes
     }
 
     /// The status of a job, as soon as it has more than the `seen` events, or after a moment.
@@ -166,7 +159,7 @@ impl JobQueue {
         tokio::select! {
             () = job.events_after(seen) => {}
             () = tokio::time::sleep(timeout) => {}
-            () = self.lifecycle.await_closing() => return Err(Failure::closing()),
+            () = self.services.lifecycle.await_closing() => return Err(Failure::closing()),
         }
         Ok(job.status())
     }
@@ -205,15 +198,15 @@ impl JobQueue {
         if is_saving && end.is_none() {
             job.note("its commands have ended, and its checkpoints are being saved; stop it with --now to leave that");
         } else if job.stop(now) {
-            let (queue, job) = (Arc::clone(self), Arc::clone(&job));
-            blocking(move || queue.write_record(&job)).await?;
+            let (services, job) = (Arc::clone(&self.services), Arc::clone(&job));
+            blocking(move || services.write_record(&job)).await?;
         }
         // After the stop is recorded: a job that goes on must not lose what it writes.
         if let Some(end) = end
             && job.request().checkpoints.is_some()
             && !job.has_ended()
         {
-            let (job, volume) = (Arc::clone(&job), self.volume_of(&job));
+            let (job, volume) = (Arc::clone(&job), self.services.volume_of(&job));
             // Before the job runs there is no volume, and nothing to drop; another job of its id may have one.
             let request = move || {
                 let is_own = job.has_volume() && volume.path().exists();
@@ -246,20 +239,22 @@ impl JobQueue {
     /// the process that ran them was all that they had.
     pub fn resume(self: &Arc<Self>) {
         let unfinished: Vec<_> = self.all().into_iter().filter(|job| !job.has_ended()).collect();
-        let (needed, queue) = (self.volumes_in_use(), Arc::clone(self));
-        tokio::task::spawn_blocking(move || queue.volumes.remove_leftovers(&needed));
-        if self.lifecycle.is_persistent() {
-            tokio::spawn(flock_probe::watch(Arc::clone(&self.volumes)));
+        let (needed, volumes) = (self.volumes_in_use(), Arc::clone(&self.services.volumes));
+        tokio::task::spawn_blocking(move || volumes.remove_leftovers(&needed));
+        if self.services.lifecycle.is_persistent() {
+            tokio::spawn(flock_probe::watch(Arc::clone(&self.services.volumes)));
         }
         for job in unfinished.into_iter().filter(|job| job.is_restored()) {
-            tokio::spawn(JobRun::new(Arc::clone(self), job).run(self.lifecycle.keep_alive()));
+            tokio::spawn(
+                JobRun::new(Arc::clone(&self.services), job).run(self.services.lifecycle.keep_alive()),
+            );
         }
     }
 
     /// Stops all jobs that can't go on without this agent, and waits for their end. A persistent agent that hands its mounts
     /// over leaves the jobs that read them to the next one, too.
     pub async fn end_all(&self, how: Shutdown) {
-        if self.lifecycle.is_persistent() && how == Shutdown::HandOver {
+        if self.services.lifecycle.is_persistent() && how == Shutdown::HandOver {
             return;
         }
         let jobs = self.all();
@@ -271,8 +266,27 @@ impl JobQueue {
         }
     }
 
-    pub(super) fn all(&self) -> Vec<Arc<Job>> {
+    fn all(&self) -> Vec<Arc<Job>> {
         self.table.lock().jobs.values().cloned().collect()
+    }
+
+    /// The volumes of jobs that have not ended.
+    fn volumes_in_use(&self) -> HashSet<PathBuf> {
+        let jobs = self.all().into_iter().filter(|job| !job.has_ended());
+        jobs.map(|job| self.services.volume_of(&job).path().to_owned()).collect()
+    }
+
+    /// The directories with checkpoints that could not be saved, but for those of the jobs and the `containers` that are listed
+    /// themselves. Touches the local disk.
+    pub fn unsaved_directories(&self, containers: &[ContainerVolumeStatus]) -> Vec<UnsavedDirectory> {
+        let in_use = self.volumes_in_use();
+        let is_listed = |tenant: &str, id: &str| {
+            containers.iter().any(|volume| volume.tenant == tenant && volume.id.as_deref() == Some(id))
+        };
+        let volumes = self.volumes().of_jobs().into_iter();
+        let left = volumes
+            .filter(|(tenant, volume)| !in_use.contains(volume.path()) && !is_listed(tenant, volume.id()));
+        left.filter_map(|(tenant, volume)| saver::unsaved_directory(tenant, &volume)).collect()
     }
 
     fn find(&self, id: u64) -> ApiResult<Arc<Job>> {
@@ -280,22 +294,12 @@ impl JobQueue {
         self.table.lock().jobs.get(&id).cloned().ok_or_else(missing)
     }
 
-    /// Writes the record of a job. Touches the local disk.
-    pub(super) fn write_record(&self, job: &Job) -> Result<()> {
-        self.put_record(job, &job.record())
-    }
-
-    /// Writes `record`, that of `job`. Touches the local disk.
-    pub(super) fn put_record(&self, job: &Job, record: &JobRecord) -> Result<()> {
-        self.records.put(&job.record_name(), record)
-    }
-
     /// Removes the oldest of the jobs that have ended, where there are too many. Touches the local disk.
     fn remove_oldest(&self) {
         let ended: Vec<_> = self.all().into_iter().filter(|job| job.has_ended()).collect();
         for job in ended.iter().take(ended.len().saturating_sub(ENDED_JOBS_KEPT)) {
             self.table.lock().jobs.remove(&job.id());
-            if let Err(error) = self.records.remove(&job.record_name()) {
+            if let Err(error) = self.services.records.remove(&job.record_name()) {
                 tracing::warn!("cannot remove the record of job {}: {error}", job.id());
             }
             job.remove_files();

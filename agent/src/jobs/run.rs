@@ -1,4 +1,4 @@
-//! One run of a job: created, deploying, running, and one of three ends.
+//! What a run of a job does: created, deploying, running, and one of three ends.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use super::cache_updates;
 use super::deployment::{self, RunningCommands};
 use super::job::{Job, StopRequest, now, stopped};
 use super::job_audit::JobAudit;
+use super::job_run::JobRun;
 use super::job_saver::{self, JobSaver};
 use super::job_space;
 use super::process::SupervisorProcess;
-use super::queue::JobQueue;
 use super::supervisor::{self, SupervisorInfo};
 use super::volume_limits;
 use crate::api::job::{JobExit, JobState, JobStatus};
@@ -26,19 +26,7 @@ const COMMANDS_START_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often such a supervisor is checked.
 const COMMANDS_START_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// One run of a job, which carries it to its end.
-#[derive(Clone, Debug)]
-pub struct JobRun {
-    pub(super) queue: Arc<JobQueue>,
-    pub(super) job: Arc<Job>,
-}
-
 impl JobRun {
-    /// The run of `job`, one of `queue`.
-    pub fn new(queue: Arc<JobQueue>, job: Arc<Job>) -> Self {
-        Self { queue, job }
-    }
-
     /// Runs the job to its end. A persistent agent that is about to end leaves it to the next one.
     pub async fn run(self, _alive: KeepAlive) {
         let result = tokio::select! {
@@ -55,14 +43,14 @@ impl JobRun {
             (_, JobState::Stopped) => "stopped".to_owned(),
             _ => "completed".to_owned(),
         };
-        let (queue, job) = (Arc::clone(&self.queue), Arc::clone(&self.job));
+        let (services, job) = (Arc::clone(&self.services), Arc::clone(&self.job));
         let written = blocking(move || {
             let finish = |status: &mut JobStatus| {
                 status.exit_code = Some(JobStatus::exit_code(state, exit.as_ref()));
                 (status.state, status.ended, status.exit, status.why) = (state, Some(now()), exit, why);
                 status.staging = None;
             };
-            job.finish(text, finish, |record| queue.put_record(&job, record))
+            job.finish(text, finish, |record| services.put_record(&job, record))
         });
         if let Err(error) = written.await {
             tracing::error!("cannot write the end of job {}: {error}", self.job.id());
@@ -71,10 +59,10 @@ impl JobRun {
 
     /// Waits until a persistent agent leaves its jobs to the next one; never ends for another.
     async fn await_handover(&self) {
-        if !self.queue.lifecycle.is_persistent() {
+        if !self.services.lifecycle.is_persistent() {
             std::future::pending::<()>().await;
         }
-        self.queue.lifecycle.await_closing().await;
+        self.services.lifecycle.await_closing().await;
     }
 
     async fn execute(&self) -> ApiResult<JobExit> {
@@ -82,11 +70,11 @@ impl JobRun {
         if job.is_restored() {
             if let Some(supervisor) = self.find_supervisor().await {
                 if !job.is_admitted() && !job.has_exited() {
-                    job.set_permit(self.queue.admission.readmit());
+                    job.set_permit(self.services.admission.readmit());
                 }
                 return self.supervise_and_save(&supervisor).await;
             }
-            if !self.queue.lifecycle.is_persistent() {
+            if !self.services.lifecycle.is_persistent() {
                 return Err(orphaned());
             }
         }
@@ -145,7 +133,7 @@ impl JobRun {
         self.unmount().await;
         self.job.drop_volume_claim();
         self.job.drop_permit();
-        let (job, volume) = (Arc::clone(&self.job), self.queue.volume_of(&self.job));
+        let (job, volume) = (Arc::clone(&self.job), self.services.volume_of(&self.job));
         let removed = blocking(move || {
             if job.has_volume() {
                 volume.remove_scratch();
@@ -157,12 +145,12 @@ impl JobRun {
 
     /// Notes that the commands have ended, for good.
     async fn note_exit(&self, exit: Option<JobExit>) -> Result<()> {
-        let (queue, job) = (Arc::clone(&self.queue), Arc::clone(&self.job));
+        let (services, job) = (Arc::clone(&self.services), Arc::clone(&self.job));
         let note = move || {
             job.update("its commands have ended; what is left of its checkpoints is saved", |status| {
                 (status.exited, status.exit) = (Some(now()), exit);
             });
-            queue.write_record(&job)
+            services.write_record(&job)
         };
         blocking(note).await
     }
@@ -198,14 +186,14 @@ impl JobRun {
                 tracing::warn!("cannot write that the commands of job {} run: {error}", job.id());
             }
         }
-        let is_orphan = job.is_restored() && !self.queue.lifecycle.is_persistent() && process.is_some();
+        let is_orphan = job.is_restored() && !self.services.lifecycle.is_persistent() && process.is_some();
         if let Some(process) = process {
             if is_orphan {
                 process.stop(true);
             }
             let mut passed_on = StopRequest::None;
             let mut overrun = None;
-            let growing = volume_limits::await_overrun(&self.queue, job);
+            let growing = volume_limits::await_overrun(&self.services, job);
             tokio::pin!(growing);
             loop {
                 tokio::select! {
@@ -250,25 +238,10 @@ impl JobRun {
         Ok(exit)
     }
 
-    /// Enters a state and writes the record.
-    pub(super) async fn enter(&self, state: JobState, text: String) -> Result<()> {
-        let (queue, job) = (Arc::clone(&self.queue), Arc::clone(&self.job));
-        let enter = move || {
-            job.update(text, |status| {
-                status.state = state;
-                if state == JobState::Running {
-                    status.started = Some(now());
-                }
-            });
-            queue.write_record(&job)
-        };
-        blocking(enter).await
-    }
-
     /// Releases the job's volume, if it has one: a job that was refused because of its id must not touch that of the other. What
     /// was saved of it stays in the cache.
     async fn retire_volume(&self) {
-        let (job, volume) = (Arc::clone(&self.job), self.queue.volume_of(&self.job));
+        let (job, volume) = (Arc::clone(&self.job), self.services.volume_of(&self.job));
         job.drop_volume_claim();
         let is_saved = job.status().saving.is_some_and(|saving| !saving.has_unsaved());
         let run = self.clone();
@@ -291,16 +264,16 @@ impl JobRun {
 
     /// The copying of the job's checkpoints, which `mirror` has, into the cache.
     fn checkpoint_caching(&self, mirror: MirrorRequest) -> CheckpointCaching {
-        let (queue, job, training) = (&self.queue, Arc::clone(&self.job), &self.job.request().training);
+        let (services, job, training) = (&self.services, Arc::clone(&self.job), &self.job.request().training);
         CheckpointCaching {
-            mounts: Arc::clone(&queue.mounts),
-            admission: Arc::clone(&queue.admission),
-            tenant: queue.tenant_of(&self.job).to_owned(),
+            mounts: Arc::clone(&services.mounts),
+            admission: Arc::clone(&services.admission),
+            tenant: services.tenant_of(&self.job).to_owned(),
             project: training.project().to_owned(),
             id: training.id().to_owned(),
             rank: training.rank,
             mirror,
-            rate: queue.volumes.config().upload_rate,
+            rate: services.volumes.config().upload_rate,
             note: Box::new(move |text| {
                 if !job.has_ended() {
                     job.note(text);
@@ -311,7 +284,7 @@ impl JobRun {
 
     /// Unmounts its sources.
     async fn unmount(&self) {
-        let (job, mounts) = (&self.job, &self.queue.mounts);
+        let (job, mounts) = (&self.job, &self.services.mounts);
         // Mounts that are being made are complete by then.
         let _all = job.mounting.write().await;
         for number in 0..job.request().weights.len() {

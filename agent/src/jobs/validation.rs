@@ -8,9 +8,9 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::{SecretStore, Uri};
 use bdnfs::weights::{check_label, check_locations};
 
-use super::deployment::requests;
 use super::job_caches;
 use super::job_volume::checkpoint_path;
+use super::mount_requests::mount_requests;
 use super::supervisor::check_places;
 use crate::api::job::{JobRequest, TrainingCache, Variable};
 use crate::mounts::Mounter;
@@ -53,7 +53,7 @@ pub fn check(
         places.into_iter().chain(own.into_iter().filter_map(|(_, place)| place)).chain(caches).collect();
     check_places(&[&places[..], &[Path::new(SCRATCH_PLACE)]].concat())?;
     check_workdir(&request.workdir, &places)?;
-    for mount in &requests(mounter, request, |number| request.weights[number].mountpoint.clone())? {
+    for mount in &mount_requests(mounter, request, |number| request.weights[number].mountpoint.clone())? {
         mounter.check(mount).map_err(|e| {
             let source = mount.weights.source.expose().parse::<Uri>();
             e.context(source.map_or_else(|_| "a source".to_owned(), |uri| uri.to_string()))

@@ -10,8 +10,8 @@ use bdnfs::task::blocking;
 
 use super::job::Job;
 use super::job_caches::JobCaches;
+use super::job_services::JobServices;
 use super::job_volume::checkpoint_path;
-use super::queue::JobQueue;
 use crate::api::Failure;
 use crate::text;
 use crate::volumes::cache_home::CacheHome;
@@ -28,12 +28,13 @@ const CHECKPOINT_LIMIT_KEY: &str = "volume_size_gib in checkpointing_config";
 ///
 /// # Errors
 /// [`Kind::NoSpace`] where it would not fit if there was nothing else; [`Kind::Disk`].
-pub fn claim(queue: &JobQueue, job: &Job) -> Result<Option<Error>> {
+pub fn claim(services: &JobServices, job: &Job) -> Result<Option<Error>> {
     let Some(limit) = checkpoint_limit(job) else { return Ok(None) };
-    let (space, with_context) = (queue.volumes.space(), |error: Error| error.context(CHECKPOINT_LIMIT_KEY));
+    let (space, with_context) =
+        (services.volumes.space(), |error: Error| error.context(CHECKPOINT_LIMIT_KEY));
     // No disk grows by what leaves it.
     if limit <= space.disk_size()? {
-        let evicted = queue.volumes.evict_homes(|_| space.ensure_fits(limit).is_err());
+        let evicted = services.volumes.evict_homes(|_| space.ensure_fits(limit).is_err());
         evicted.iter().for_each(|home| job.note(home.to_string()));
     }
     space.ensure_fits(limit).map_err(with_context)?;
@@ -44,9 +45,9 @@ pub fn claim(queue: &JobQueue, job: &Job) -> Result<Option<Error>> {
 }
 
 /// The claim of a job that was admitted; one of an earlier run gets it again.
-pub fn claim_again(queue: &JobQueue, job: &Job) -> Result<Arc<VolumeClaim>> {
+pub fn claim_again(services: &JobServices, job: &Job) -> Result<Arc<VolumeClaim>> {
     let limit = checkpoint_limit(job).unwrap_or(0);
-    job.volume_claim(|| Ok(queue.volumes.space().claim_existing(limit)))
+    job.volume_claim(|| Ok(services.volumes.space().claim_existing(limit)))
 }
 
 fn checkpoint_limit(job: &Job) -> Option<u64> {
@@ -72,7 +73,7 @@ struct MeasuredVolume {
 
 impl MeasuredVolume {
     /// The volumes of a job that have limits, and its checkpoint directory.
-    fn of(queue: &JobQueue, job: &Job) -> Vec<Self> {
+    fn of(services: &JobServices, job: &Job) -> Vec<Self> {
         let new = |name, directory, limit, key| Self {
             name,
             directory,
@@ -82,20 +83,20 @@ impl MeasuredVolume {
             claim: None,
             shared: None,
         };
-        let scratch = queue.volumes.config().scratch_limit.map(|limit| {
-            let directory = queue.volume_of(job).scratch();
+        let scratch = services.volumes.config().scratch_limit.map(|limit| {
+            let directory = services.volume_of(job).scratch();
             new(SCRATCH_PLACE.to_owned(), directory, Some(limit), "scratch_limit in [volumes]")
         });
-        let caches = JobCaches::of(queue, job);
+        let caches = JobCaches::of(services, job);
         let homes = caches.iter().flat_map(JobCaches::homes).map(|home| {
-            let limit = queue.volumes.cache_limit(home);
+            let limit = services.volumes.cache_limit(home);
             let shared = home.is_shared().then(|| home.clone());
             Self { shared, ..new(home.to_string(), home.tree(), Some(limit), home.scope().limit_keys()) }
         });
         let checkpoints = checkpoint_path(job.request()).map(|place| {
-            let directory = queue.volume_of(job).checkpoints();
+            let directory = services.volume_of(job).checkpoints();
             let name = place.display().to_string();
-            let claim = claim_again(queue, job).ok();
+            let claim = claim_again(services, job).ok();
             Self { claim, ..new(name, directory, checkpoint_limit(job), CHECKPOINT_LIMIT_KEY) }
         });
         scratch.into_iter().chain(checkpoints).chain(homes).collect()
@@ -123,17 +124,21 @@ impl MeasuredVolume {
 }
 
 /// Measures a job's volumes until one exceeds its limit. An event warns when one is nearly full.
-pub async fn await_overrun(queue: &JobQueue, job: &Arc<Job>) -> Failure {
+pub async fn await_overrun(services: &JobServices, job: &Arc<Job>) -> Failure {
     // A shared file system may be slow: the others do not wait for it.
-    let (shared, own) = MeasuredVolume::of(queue, job).into_iter().partition(|one| one.shared.is_some());
+    let (shared, own) = MeasuredVolume::of(services, job).into_iter().partition(|one| one.shared.is_some());
     tokio::select! {
-        failure = await_overrun_of(shared, queue, job) => failure,
-        failure = await_overrun_of(own, queue, job) => failure,
+        failure = await_overrun_of(shared, services, job) => failure,
+        failure = await_overrun_of(own, services, job) => failure,
     }
 }
 
 /// Measures `volumes` until one exceeds its limit.
-async fn await_overrun_of(mut volumes: Vec<MeasuredVolume>, queue: &JobQueue, job: &Arc<Job>) -> Failure {
+async fn await_overrun_of(
+    mut volumes: Vec<MeasuredVolume>,
+    services: &JobServices,
+    job: &Arc<Job>,
+) -> Failure {
     if volumes.is_empty() {
         return std::future::pending().await;
     }
@@ -143,7 +148,7 @@ async fn await_overrun_of(mut volumes: Vec<MeasuredVolume>, queue: &JobQueue, jo
         let begin = Instant::now();
         for volume in &mut volumes {
             let bytes = match &volume.shared {
-                Some(home) => queue.volumes.on_disk_of(home, |home| Ok(home.shared_usage())).await,
+                Some(home) => services.volumes.on_disk_of(home, |home| Ok(home.shared_usage())).await,
                 None => {
                     let directory = volume.directory.clone();
                     blocking(move || Ok(Some(occupied(&directory)))).await

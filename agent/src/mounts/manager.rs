@@ -197,8 +197,8 @@ impl MountManager {
         let id = managed.id();
         managed.snapshot().release().await;
         self.handover.remove(id).await;
-        // A mount that ends with the agent is to come back with it.
-        if !self.lifecycle.is_closing() {
+        // A mount that ends with the agent is to come back with it, if the agent does.
+        if !self.lifecycle.is_closing() || !self.lifecycle.is_persistent() {
             let _ = self.remove_record(id).await;
         }
         self.table().mounts.remove(&id);
@@ -336,14 +336,14 @@ impl MountManager {
 
     /// The mounts of the last run that could not be restored.
     pub fn lost(&self) -> Vec<LostMount> {
-        self.table().failed.values().map(FailedMount::info).collect()
+        self.table().failed.values().map(|failed| failed.lost.clone()).collect()
     }
 
     /// The mounted snapshots, as tenant, snapshot id, mount point; those included that could not be restored.
     pub fn users(&self) -> Vec<(String, String, PathBuf)> {
         let table = self.table();
         let mounted = table.mounts.values().map(|managed| managed.record());
-        let records = mounted.chain(table.failed.values().map(|failed| failed.record.clone()));
+        let records = mounted.chain(table.failed.values().filter_map(|failed| failed.record.clone()));
         let own = self.mounter.engine.tenant();
         records
             .map(|MountRecord { request, snapshot, .. }| {
@@ -379,7 +379,7 @@ impl MountManager {
 impl MountTable {
     /// The ids of the mounts at `mountpoint` that could not be restored.
     fn failed_at<'a>(&'a self, mountpoint: &'a Path) -> impl Iterator<Item = u64> + 'a {
-        let is_there = move |failed: &FailedMount| failed.record.request.weights.mountpoint == mountpoint;
+        let is_there = move |failed: &FailedMount| failed.lost.mountpoint == mountpoint;
         self.failed.iter().filter(move |(_, failed)| is_there(failed)).map(|(id, _)| *id)
     }
 }

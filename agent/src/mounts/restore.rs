@@ -2,8 +2,8 @@
 //!
 //! A mount whose descriptors the [fd store](crate::fdstore) has was never gone, and is served on.
 //!
-//! First all leases, from what the cache itself has: until then nothing is evicted. Then the mounts, each in the place of
-//! the dead one. No network is needed. A mount that can't be restored keeps its lease and its record, and is listed in
+//! First all leases, from what the cache itself has: until then, and until native mounts have their packs, nothing is evicted. Then
+//! the mounts, each in the place of the dead one. No network is needed. A mount that can't be restored keeps its lease and its record, and is listed in
 //! the status. The mount of a job or publication that has ended is unmounted: its agent died while it did that.
 
 use std::collections::HashMap;
@@ -60,10 +60,12 @@ struct LastMount {
     descriptors: Option<MountDescriptors>,
     snapshot: ApiResult<Arc<Snapshot>>,
     purpose: MountPurpose,
+    /// Dropped when all that it reads is leased.
+    eviction_pause: Arc<EvictionPause>,
 }
 
 /// Restores the mounts of the last run: those of the records, of which the fd store has `stored`. `purpose` tells what the
-/// mount at a mount point is for. Drops `eviction_pause` as soon as all leases are there. Returns the mounts to stage.
+/// mount at a mount point is for. Drops `eviction_pause` as soon as all leases are there, before it waits for the kernel. Returns the mounts to stage.
 pub async fn restore(
     manager: &Arc<MountManager>,
     eviction_pause: EvictionPause,
@@ -72,8 +74,17 @@ pub async fn restore(
 ) -> Vec<Arc<ManagedMount>> {
     let mut stored: HashMap<u64, StoredMount> =
         stored.into_iter().map(|stored| (stored.id, stored)).collect();
-    let records = manager.records.all().await;
-    manager.table().last = records.iter().map(|record| record.id).max().unwrap_or(0);
+    let (records, unreadable) = manager.records.all().await;
+    let ids = records.iter().map(|record| record.id).chain(unreadable.iter().map(|record| record.id));
+    manager.table().last = ids.max().unwrap_or(0);
+    for record in unreadable {
+        // The fd store may know where it was, but not what its snapshot is.
+        let request =
+            stored.get(&record.id).map(|stored| serde_json::from_str::<MountRequest>(&stored.request));
+        let mountpoint = request.and_then(Result::ok).map(|request| request.weights.mountpoint);
+        add_failed(manager, FailedMount::unreadable(record, mountpoint));
+    }
+    let eviction_pause = Arc::new(eviction_pause);
     let mut last_mounts = Vec::new();
     for record in records {
         if let Some(until) = record.lease_until {
@@ -91,7 +102,8 @@ pub async fn restore(
             continue;
         }
         let snapshot = reopen(manager, &record, &request, purpose).await;
-        last_mounts.push(LastMount { record, request, descriptors, snapshot, purpose });
+        let eviction_pause = Arc::clone(&eviction_pause);
+        last_mounts.push(LastMount { record, request, descriptors, snapshot, purpose, eviction_pause });
     }
     drop(eviction_pause);
     // Mounts without a record were about to end.
@@ -226,7 +238,7 @@ async fn remove(manager: &MountManager, id: u64, mountpoint: PathBuf) {
 
 /// Restores one mount; returns it if it is to be staged.
 async fn restore_one(manager: &Arc<MountManager>, last: LastMount) -> Option<Arc<ManagedMount>> {
-    let LastMount { record, request, descriptors, snapshot, purpose } = last;
+    let LastMount { record, request, descriptors, snapshot, purpose, eviction_pause } = last;
     let snapshot = match snapshot {
         Err(failure) if failure.is(Kind::NotFound) => {
             reopen_from_mirror(manager, &record, &request, purpose, failure).await
@@ -235,7 +247,7 @@ async fn restore_one(manager: &Arc<MountManager>, last: LastMount) -> Option<Arc
     };
     let (staged, id) = (record.staged, record.id);
     let mounted = match &snapshot {
-        Ok(snapshot) => resume_or_attach(manager, id, snapshot, &request, descriptors).await,
+        Ok(snapshot) => resume_or_attach(manager, id, snapshot, &request, descriptors, eviction_pause).await,
         Err(failure) => {
             drop(descriptors);
             manager.handover.remove(id).await;
@@ -249,11 +261,15 @@ async fn restore_one(manager: &Arc<MountManager>, last: LastMount) -> Option<Arc
         },
         (Err(failure), _) | (_, Err(failure)) => failure,
     };
-    let failed = FailedMount { record, why, _snapshot: snapshot.ok() };
-    let LostMount { source, mountpoint, why, .. } = failed.info();
-    tracing::error!("{source} cannot be mounted at {} again: {why}", mountpoint.display());
-    manager.table().failed.insert(id, failed);
+    add_failed(manager, FailedMount::new(record, why, snapshot.ok()));
     None
+}
+
+/// Lists a mount that can't be restored.
+fn add_failed(manager: &MountManager, failed: FailedMount) {
+    let LostMount { id, source, mountpoint, why } = &failed.lost;
+    tracing::error!("{source} cannot be mounted at {} again: {why}", mountpoint.display());
+    manager.table().failed.insert(*id, failed);
 }
 
 /// Goes on serving a mount; mounts it anew where the fd store had none, or that one can't be served.
@@ -263,11 +279,14 @@ async fn resume_or_attach(
     snapshot: &Arc<Snapshot>,
     request: &MountRequest,
     descriptors: Option<MountDescriptors>,
+    eviction_pause: Arc<EvictionPause>,
 ) -> ApiResult<Attachment> {
+    // It leases a pack, which no record knows.
     if let Some(native) = manager.mounter.resume_native(snapshot, request).await? {
         manager.handover.remove(id).await;
         return Ok(native);
     }
+    drop(eviction_pause);
     if let Some(descriptors) = descriptors {
         match manager.mounter.resume(snapshot, request, descriptors).await {
             Ok(mount) => return Ok(Attachment::Fuse(mount)),

@@ -37,8 +37,8 @@ pub struct BaseKey {
     pub uid: Option<u32>,
     /// Group of all files.
     pub gid: Option<u32>,
-    /// The role that is assumed with the tokens of pods: only those of its own pods can renew its keys.
-    pub role: Option<AuthMethod>,
+    /// The identity that tokens of pods are exchanged for: only those of its own pods can renew its keys.
+    pub identity: Option<AuthMethod>,
     /// Whether it is read by what pods, containers or jobs gave only: none of their secrets is to replace an administrator's.
     pub explicit_only: bool,
 }
@@ -73,10 +73,10 @@ pub struct Bases {
 impl BaseKey {
     /// The key of the base for `request`, which shows `snapshot` to `tenant`.
     pub fn new(tenant: String, snapshot: Digest, request: &MountRequest) -> Self {
-        let is_role = |auth: &AuthMethod| matches!(auth, AuthMethod::AwsPodOidc { .. });
         let access = &request.weights.access;
-        let (role, explicit_only) = (access.auth.clone().filter(is_role), access.explicit_only);
-        Self { tenant, snapshot, uid: request.uid, gid: request.gid, role, explicit_only }
+        let identity = access.auth.clone().filter(|auth| auth.token().is_some());
+        let explicit_only = access.explicit_only;
+        Self { tenant, snapshot, uid: request.uid, gid: request.gid, identity, explicit_only }
     }
 }
 

@@ -91,6 +91,10 @@ fn admin_key(access: &Access) -> Option<&'static str> {
     let own_identity = match auth {
         None | Some(AuthMethod::Secret { .. }) => true,
         Some(AuthMethod::AwsPodOidc { aws_pod_oidc_sts, .. }) => aws_pod_oidc_sts.is_none(),
+        Some(AuthMethod::GcpPodOidc { gcp_pod_oidc_sts, gcp_pod_oidc_iam, .. }) => {
+            gcp_pod_oidc_sts.is_none() && gcp_pod_oidc_iam.is_none()
+        }
+        Some(AuthMethod::AzurePodOidc { azure_pod_oidc_authority, .. }) => azure_pod_oidc_authority.is_none(),
         Some(AuthMethod::AwsOidc { .. } | AuthMethod::GcpOidc { .. } | AuthMethod::AwsAssumeRole { .. }) => {
             false
         }
@@ -181,6 +185,21 @@ mod tests {
                 r#"{"auth": {"auth_method": "AWS_POD_OIDC", "aws_pod_oidc_role_arn": "a", "aws_pod_oidc_region": "r",
                     "aws_pod_oidc_token": "token", "aws_pod_oidc_sts": "https://elsewhere"}}"#,
             ),
+            (
+                "auth",
+                r#"{"auth": {"auth_method": "GCP_POD_OIDC", "gcp_pod_oidc_workload_id_provider": "p", "gcp_pod_oidc_token": "token",
+                    "gcp_pod_oidc_sts": "https://elsewhere"}}"#,
+            ),
+            (
+                "auth",
+                r#"{"auth": {"auth_method": "GCP_POD_OIDC", "gcp_pod_oidc_workload_id_provider": "p", "gcp_pod_oidc_token": "token",
+                    "gcp_pod_oidc_iam": "https://elsewhere"}}"#,
+            ),
+            (
+                "auth",
+                r#"{"auth": {"auth_method": "AZURE_POD_OIDC", "azure_pod_oidc_tenant_id": "t", "azure_pod_oidc_client_id": "c",
+                    "azure_pod_oidc_token": "token", "azure_pod_oidc_authority": "https://elsewhere"}}"#,
+            ),
             ("secrets", r#"{"secrets": [{"directory": "/run/secrets"}]}"#),
             ("badNames", r#"{"escape": true}"#),
             ("requesterPays", r#"{"requester_pays": true}"#),
@@ -204,18 +223,24 @@ mod tests {
     }
 
     #[test]
-    fn untrusted_request_may_assume_a_role_with_its_own_token_only() {
-        let one = request(
-            r#"{"source": "s3://bucket", "secrets": {"token": "hush"},
-                "access": {"auth": {"auth_method": "AWS_POD_OIDC", "aws_pod_oidc_role_arn": "a",
-                    "aws_pod_oidc_region": "r", "aws_pod_oidc_token": "token"}}}"#,
-        );
-        check_of(&one).expect("its own");
-        let given = access(&one).expect("access");
-        assert!(given.explicit_only && given.auth == one.access.auth);
-        let (name, secrets) = given.given_secret().expect("the token");
-        assert_eq!((name, secrets.get("token")), ("token", Some(Secret::new("hush"))));
-        assert!(!format!("{given:?}").contains("hush"));
+    fn untrusted_request_may_have_an_identity_by_its_own_token_only() {
+        for auth in [
+            r#""AWS_POD_OIDC", "aws_pod_oidc_role_arn": "a", "aws_pod_oidc_region": "r", "aws_pod_oidc_token": "token""#,
+            r#""GCP_POD_OIDC", "gcp_pod_oidc_workload_id_provider": "p", "gcp_pod_oidc_token": "token""#,
+            r#""AZURE_POD_OIDC", "azure_pod_oidc_tenant_id": "t", "azure_pod_oidc_client_id": "c",
+                "azure_pod_oidc_token": "token""#,
+        ] {
+            let one = request(&format!(
+                r#"{{"source": "s3://bucket", "secrets": {{"token": "hush"}},
+                    "access": {{"auth": {{"auth_method": {auth}}}}}}}"#
+            ));
+            check_of(&one).expect("its own");
+            let given = access(&one).expect("access");
+            assert!(given.explicit_only && given.auth == one.access.auth);
+            let (name, secrets) = given.given_secret().expect("the token");
+            assert_eq!((name, secrets.get("token")), ("token", Some(Secret::new("hush"))));
+            assert!(!format!("{given:?}").contains("hush"));
+        }
     }
 
     #[test]

@@ -10,7 +10,8 @@ use bdnfs::task::blocking;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::Command;
 
-use super::{SAVER_LOCK_FILE, SaveOrder};
+use super::SAVER_LOCK_FILE;
+use super::order::SaveOrder;
 use crate::context::Context;
 use crate::volumes;
 

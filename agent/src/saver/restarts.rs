@@ -7,7 +7,8 @@ use bdnfs::error::Result;
 use chrono::{DateTime, Utc};
 use tokio::time::sleep;
 
-use super::{SaveOrder, start};
+use super::order::SaveOrder;
+use super::process::start;
 use crate::api::saving::SaveReport;
 
 /// The least time between two starts of a saver, as it may die at once.

@@ -15,11 +15,10 @@ use chrono::Utc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::order::{JobEnd, SaveOrder};
 use super::record::{self, SaverEnd, SaverRecord, SealedState, requested_end};
-use super::save_context::{SaveContext, SettledUnit, UploadOutcome};
-use super::unit_state::IntactUnit;
+use super::save_context::{IntactUnit, SaveContext, SettledUnit, UploadOutcome};
 use super::upload_ahead::{AheadFiles, AheadTask};
-use super::{JobEnd, SaveOrder};
 use crate::api::saving::CheckpointState;
 
 /// How often the directory is scanned.

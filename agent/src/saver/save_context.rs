@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
-use super::SaveOrder;
+use super::order::SaveOrder;
 use super::record::{self, SEALS_DIRECTORY, SavedState, SealedState};
 use crate::mirror::{self, MIRROR_CONFIG};
 
@@ -69,6 +69,14 @@ pub enum UploadOutcome {
     WritersUnknown,
     /// The unit can't be saved as it is.
     Refused(Error),
+}
+
+/// The state of a unit before its job began to delete it.
+pub enum IntactUnit {
+    /// The state that is saved.
+    Saved,
+    /// A state that was sealed and never saved.
+    Unsaved,
 }
 
 impl SettledUnit {

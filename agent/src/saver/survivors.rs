@@ -8,7 +8,7 @@ use bdnfs::task::blocking;
 use bdnfs::volume::{Scan, Seal, UnitState};
 use tokio::time::{Instant, sleep_until};
 
-use super::JobEnd;
+use super::order::JobEnd;
 use super::record::{SaverEnd, requested_end};
 use super::round::Saver;
 use super::save_context::{SettledUnit, UploadOutcome};

@@ -8,21 +8,13 @@ use bdnfs::task::blocking;
 use bdnfs::volume::{Seal, Seals, UnitState};
 use tokio::time::Instant;
 
-use super::JobEnd;
+use super::order::JobEnd;
 use super::record::SealedState;
 use super::round::Saver;
-use super::save_context::whole_of_remainder;
+use super::save_context::{IntactUnit, whole_of_remainder};
 
 /// How long a unit may be written to without being sealed before that is reported.
 const UNSEALED_REPORT_DELAY: Duration = Duration::from_secs(60);
-
-/// The state of a unit before its job began to delete it.
-pub enum IntactUnit {
-    /// The state that is saved.
-    Saved,
-    /// A state that was sealed and never saved.
-    Unsaved,
-}
 
 impl Saver {
     /// How a unit is sealed as it is.

@@ -18,7 +18,6 @@ use bdnfs::checkpoint::encoded_name::{decode, encode};
 use bdnfs::error::Result;
 use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_NOW};
 
-use super::home_users::USERS_FILE;
 use super::{TRASH_DIRECTORY, shared_root, subdirectories, trash};
 pub use crate::api::cache_scope::CacheScope;
 use crate::context::Context;
@@ -31,6 +30,8 @@ const USE_LOCK_FILE: &str = "turn.lock";
 const SYNC_FILE: &str = "sync.lock";
 /// The file in a home on a shared file system that is locked while a node counts what it occupies.
 const USAGE_LOCK_FILE: &str = "usage.lock";
+/// The file in a home on a shared file system that its users hold locked.
+pub(super) const USERS_FILE: &str = "users.lock";
 
 /// The home of a cache, which may not exist.
 #[derive(Clone, Debug)]

@@ -39,7 +39,7 @@ use bdnfs::volume::{
 use super::cache_home::CacheHome;
 use super::trash;
 use crate::context::Context;
-pub use home_report::{LIVING_REPORT_AGE, REPORT_INTERVAL, UnsavedElsewhere, host_name};
+pub use home_report::{LIVING_REPORT_AGE, REPORT_INTERVAL, UnsavedElsewhere};
 pub use sync_state::SyncState;
 
 /// The directory beside the tree with what is pulled.

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
 use super::cache_home::is_at;
-use super::cache_sync::host_name;
+use super::node_identity::host_name;
 use super::{Volumes, shared_root, try_lock};
 use crate::context::Context;
 use crate::random;

@@ -19,15 +19,14 @@ use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 
-use super::cache_home::{CacheHome, is_at};
-use super::cache_sync::{LIVING_REPORT_AGE, host_name};
+use super::cache_home::{CacheHome, USERS_FILE, is_at};
+use super::cache_sync::LIVING_REPORT_AGE;
+use super::node_identity::host_name;
 use super::{lock, shared_root};
 use crate::context::Context;
 use crate::durable::write_json;
 use crate::random;
 
-/// The file in a home on a shared file system that its users hold locked.
-pub(super) const USERS_FILE: &str = "users.lock";
 /// The directory in a home on a shared file system with a file of each user.
 const USERS_DIRECTORY: &str = "users";
 /// The end of the names of these files.

@@ -79,7 +79,8 @@ async fn watch(args: &TopArgs, cache: Option<PathBuf>) -> Result<()> {
             screen::lines(&view, screen::MAX_WIDTH).iter().try_for_each(|line| writeln!(out, "{line}"))?;
         }
         if args.once || !args.json {
-            return Ok(());
+            drop(out);
+            return view.check_answers();
         }
     }
 }

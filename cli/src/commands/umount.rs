@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use bdnfs::error::Kind;
 use bdnfs_agent::api::client::Client;
+use bdnfs_agent::api::socket;
 use bdnfs_fs::mounts;
 
+use crate::agents;
 use crate::mountpoint;
 use crate::probe::{self, MountHealth};
 use crate::runtime;
@@ -30,10 +32,16 @@ const EXAMPLES: &str = "Examples:
 pub fn run(args: &UnmountArgs) -> Result<()> {
     let path = mountpoint::resolve(&args.mountpoint)?;
     if !mounts::at(&path)?.is_some_and(|mounted| mounted.ours()) {
+        if runtime::block_on(forget_lost(&path))? {
+            return Ok(());
+        }
         bail!("{}: not a bdnfs mount; `bdnfs status` lists them", path.display());
     }
     match probe::mount(&path) {
-        MountHealth::Dead => Ok(mounts::detach(&path)?),
+        MountHealth::Dead => {
+            mounts::detach(&path)?;
+            runtime::block_on(forget_lost(&path)).map(drop)
+        }
         MountHealth::Alive(socket) => {
             let unmounted = runtime::block_on(async { Ok(request(socket, &path, args.lazy).await) })?;
             unmounted.unwrap_or_else(|| unmount(&path, args.lazy))
@@ -44,6 +52,19 @@ pub fn run(args: &UnmountArgs) -> Result<()> {
         }
         MountHealth::Unresponsive | MountHealth::Unknown(_) => unmount(&path, args.lazy),
     }
+}
+
+/// Has the node agent forget its mount at `path` that it could not restore. False where there is none.
+async fn forget_lost(path: &Path) -> Result<bool> {
+    let answers = agents::query(socket::well_known().into_iter().collect()).await?;
+    for (socket, status) in answers {
+        let lost = status.ok().into_iter().flat_map(|status| status.lost);
+        if let Some(lost) = lost.into_iter().find(|lost| lost.mountpoint == path) {
+            Client::new(socket).unmount(lost.id, true).await?;
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Unmounts through the agent at `socket`; `None` if it is gone or does not know the mount.

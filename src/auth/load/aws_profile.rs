@@ -78,7 +78,7 @@ pub fn read(profile: &AwsProfile) -> Result<Option<ProfileSettings>> {
         if profile.name.is_none() {
             return Ok(None);
         }
-        let text = format!("no such AWS profile: {name:?} (AWS_PROFILE) in {}", places(profile));
+        let text = format!("no such AWS profile: {name:?} (AWS_PROFILE) in {}", file_names(profile));
         return Err(Error::new(Kind::Refused, text));
     };
     Ok(Some(ProfileSettings {
@@ -88,7 +88,7 @@ pub fn read(profile: &AwsProfile) -> Result<Option<ProfileSettings>> {
     }))
 }
 
-fn places(profile: &AwsProfile) -> String {
+fn file_names(profile: &AwsProfile) -> String {
     let files = [&profile.credentials, &profile.config].into_iter().flatten();
     files.map(|file| file.display().to_string()).collect::<Vec<_>>().join(" or ")
 }

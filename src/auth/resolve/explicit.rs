@@ -4,11 +4,16 @@
 use serde_json::Value;
 
 use crate::error::{Error, Kind, Result};
-use crate::source::{Access, AwsRole, Credentials, GoogleCredentials, RoleIdentity, Secret, Uri};
+use crate::source::{
+    Access, AwsRole, AzureCredentials, Credentials, GoogleCredentials, RoleIdentity, Secret, Uri,
+};
 
 /// Google's token service, as keys of service accounts name it.
 const GOOGLE_TOKEN_URIS: [&str; 2] =
     ["https://oauth2.googleapis.com/token", "https://accounts.google.com/o/oauth2/token"];
+
+/// The refusal of a token service that is not the cloud's own.
+const OTHER_SERVICE: &str = "another token service than the cloud's own may only be set by an administrator";
 
 /// Makes sure that `loaded` needs nothing of this machine.
 ///
@@ -17,7 +22,10 @@ const GOOGLE_TOKEN_URIS: [&str; 2] =
 pub(super) fn check(loaded: &Credentials, uri: &Uri, access: &Access) -> Result<()> {
     let refused = |text: &str| Err(Error::new(Kind::Refused, text));
     match loaded {
-        Credentials::Bearer(_) | Credentials::Basic { .. } | Credentials::Azure(_) => Ok(()),
+        Credentials::Bearer(_) | Credentials::Basic { .. } => Ok(()),
+        // A token is the author's own, and goes to the cloud: another token service is an administrator's.
+        Credentials::Azure(AzureCredentials::GivenToken { authority: Some(_), .. }) => refused(OTHER_SERVICE),
+        Credentials::Azure(_) => Ok(()),
         Credentials::Aws(key) if key.endpoint.is_some() => {
             refused("endpoint: only an administrator may set it; leave it out of the secret")
         }
@@ -26,9 +34,14 @@ pub(super) fn check(loaded: &Credentials, uri: &Uri, access: &Access) -> Result<
             refused("region: the one in the secret is no region")
         }
         Credentials::Aws(_) => Ok(()),
-        // The token is the author's own, and goes to AWS: another token service is an administrator's.
         Credentials::AwsRole(AwsRole { identity: RoleIdentity::GivenToken { sts: None, .. }, .. }) => Ok(()),
-        Credentials::Gcp(GoogleCredentials::User { .. }) => Ok(()),
+        Credentials::AwsRole(AwsRole { identity: RoleIdentity::GivenToken { .. }, .. }) => {
+            refused(OTHER_SERVICE)
+        }
+        Credentials::Gcp(
+            GoogleCredentials::User { .. } | GoogleCredentials::GivenToken { sts: None, iam: None, .. },
+        ) => Ok(()),
+        Credentials::Gcp(GoogleCredentials::GivenToken { .. }) => refused(OTHER_SERVICE),
         Credentials::Gcp(GoogleCredentials::Key(key)) if has_google_token_uri(key) => Ok(()),
         Credentials::Gcp(GoogleCredentials::Key(_)) => {
             refused("the service account key in the secret names another token service than Google's")
@@ -128,7 +141,30 @@ mod tests {
         check_of("s3://bucket", &key, &Access::default()).expect("a key");
         let token = |sts| role(RoleIdentity::GivenToken { token: Secret::new("t"), sts });
         check_of("s3://bucket", &token(None), &Access::default()).expect("a token of its own");
-        let elsewhere = token(Some("http://169.254.169.254".to_owned()));
-        check_of("s3://bucket", &elsewhere, &Access::default()).expect_err("elsewhere");
+        let google = |sts, iam| {
+            Credentials::Gcp(GoogleCredentials::GivenToken {
+                token: Secret::new("t"),
+                provider: "p".into(),
+                service_account: None,
+                sts,
+                iam,
+            })
+        };
+        let azure = |authority| {
+            Credentials::Azure(AzureCredentials::GivenToken {
+                token: Secret::new("t"),
+                tenant_id: "t".into(),
+                client_id: "c".into(),
+                authority,
+            })
+        };
+        for own in [google(None, None), azure(None)] {
+            check_of("gs://bucket", &own, &Access::default()).expect("a token of its own");
+        }
+        let url = || Some("http://169.254.169.254".to_owned());
+        for elsewhere in [token(url()), google(url(), None), google(None, url()), azure(url())] {
+            let error = check_of("gs://bucket", &elsewhere, &Access::default()).expect_err("elsewhere");
+            assert_eq!(error.to_string(), OTHER_SERVICE);
+        }
     }
 }

@@ -48,6 +48,11 @@ pub(super) async fn resolve(
         GoogleCredentials::Workload { service_account, provider } => {
             federated(workload_identity(service_account, provider, access).await?, access, client)?
         }
+        GoogleCredentials::GivenToken { token, provider, service_account, sts, iam } => {
+            let services = (sts.as_deref(), iam.as_deref());
+            let subject = SubjectToken::Given(token.clone());
+            federated(federation(provider, service_account.as_deref(), services, subject), access, client)?
+        }
     })
 }
 
@@ -120,19 +125,30 @@ async fn workload_identity(account: &str, provider: &str, access: &Access) -> Re
         },
         (None, None) => return Err(no_identity_token()),
     };
-    let (sts, iam) = (sts.as_deref().unwrap_or(STS_URL), iam.as_deref().unwrap_or(IAM_URL));
+    let services = (sts.as_deref(), iam.as_deref());
+    Ok(ExternalAccount { token_type, field, ..federation(provider, Some(account), services, subject) })
+}
+
+/// The exchange of the token `subject` at a workload identity provider, and for a token of the service account `account` where one
+/// is named. `services` are the URLs of STS and IAM, where they are not Google's.
+fn federation(
+    provider: &str,
+    account: Option<&str>,
+    services: (Option<&str>, Option<&str>),
+    subject: SubjectToken,
+) -> ExternalAccount {
+    let url = |given: Option<&str>, public: &str| given.unwrap_or(public).trim_end_matches('/').to_owned();
+    let (sts, iam) = (url(services.0, STS_URL), url(services.1, IAM_URL));
     let provider = provider.trim_start_matches("//iam.googleapis.com/").trim_matches('/');
-    Ok(ExternalAccount {
+    ExternalAccount {
         audience: format!("//iam.googleapis.com/{provider}"),
-        token_type,
-        token_url: format!("{}/v1/token", sts.trim_end_matches('/')),
-        impersonation: Some(format!(
-            "{}/v1/projects/-/serviceAccounts/{account}:generateAccessToken",
-            iam.trim_end_matches('/')
-        )),
+        token_type: JWT_TOKEN_TYPE.to_owned(),
+        token_url: format!("{sts}/v1/token"),
+        impersonation: account
+            .map(|account| format!("{iam}/v1/projects/-/serviceAccounts/{account}:generateAccessToken")),
         subject,
-        field,
-    })
+        field: None,
+    }
 }
 
 fn no_identity_token() -> Error {

@@ -97,7 +97,7 @@ impl Manifest {
 
     /// The form in which the mirror stores a blob.
     fn stored(&self, index: u32, size: u64, record: &BlobRecord) -> Result<MirrorLocation> {
-        let (start, len) = (record.place.get(), u64::from(record.place_len.get()));
+        let (start, len) = (record.object_key.get(), u64::from(record.object_key_len.get()));
         let object_key = self.bytes.slice(self.range(start, len)?);
         let ends = match record.encoding {
             binary::PLAIN_ENCODING => None,

@@ -33,12 +33,10 @@ pub(super) async fn get(hub: &HubOrigin, blob: &Blob, range: Range<u64>) -> Resu
     if !is_checked(&version, blob) {
         let wanted = RangeRequest::new(name, blob, range);
         let (response, _) = request(hub, blob, &version, &wanted).await?;
-        wanted.check(&response)?;
         return Ok(Some(wanted.body(response)));
     }
     let whole = RangeRequest::new(name, blob, 0..blob.size);
     let (response, doubt) = request(hub, blob, &version, &whole).await?;
-    whole.check(&response)?;
     let content =
         http_client::read(response, whole.bytes() as usize).await.map_err(|e| e.context(&whole.name))?;
     if version.matches_git_id(&content) == Some(false) {
@@ -81,20 +79,27 @@ async fn request(
         };
         let location = hub.locations.get_or_locate(blob.key, ask).await?;
         if let Some(response) = sent {
+            wanted.check(&response)?;
             return Ok((response, doubt));
         }
         let url = match location {
             ContentLocation::Storage(url) => url,
             // The reader that located it received only the range that it asked for.
             ContentLocation::Hub => match locate(hub, blob, version, wanted).await? {
-                (HubResponse::Here(response), doubt) => return Ok((response, doubt)),
+                (HubResponse::Here(response), doubt) => {
+                    wanted.check(&response)?;
+                    return Ok((response, doubt));
+                }
                 (HubResponse::Elsewhere(url), _) => url,
             },
         };
-        if let Some(response) = stored(hub, &url, wanted).await? {
+        let response = stored(hub, &url, wanted).await;
+        if let Ok(Some(response)) = response {
             return Ok((response, doubt));
         }
+        // The Hub may lead to another host next time.
         hub.locations.forget(blob.key, &url).await;
+        response?;
     }
     let text =
         format!("{}: the storage behind the Hub refuses the URL that the Hub gave for it", wanted.name);
@@ -139,6 +144,10 @@ async fn stored(hub: &HubOrigin, url: &Url, wanted: &RangeRequest) -> Result<Opt
     match response.status().as_u16() {
         // Storages answer so to an expired signature, and to a URL that was never valid.
         400 | 401 | 403 | 404 | 410 => Ok(None),
-        _ => http_client::accept(response).await.map(Some).map_err(with_context),
+        _ => {
+            let response = http_client::accept(response).await.map_err(with_context)?;
+            wanted.check(&response)?;
+            Ok(Some(response))
+        }
     }
 }

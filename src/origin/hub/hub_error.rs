@@ -135,13 +135,13 @@ impl RefusedHubRequest<'_> {
     }
 
     fn bad_token(&self) -> String {
-        let (name, why, place) = match &self.issued.name {
+        let (name, why, remedy) = match &self.issued.name {
             None => ("the token", self.issued.describe_expiry(), "set HF_TOKEN to it".into()),
             Some(name) => (name.as_str(), self.issued.describe_expiry(), format!("put it into {name}")),
         };
         let why = why.unwrap_or_else(|| "it is wrong, expired or revoked".into());
         format!(
-            "the Hub does not accept {name}: {why}; create one at {}/settings/tokens and {place}",
+            "the Hub does not accept {name}: {why}; create one at {}/settings/tokens and {remedy}",
             self.endpoint
         )
     }

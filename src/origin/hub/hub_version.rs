@@ -4,7 +4,7 @@ use aws_lc_rs::digest;
 
 use crate::origin::SINGLE_FILE_MARK;
 
-/// The identity of a file's content, and how its place follows from its path. The commit is part of the origin's name and
+/// The identity of a file's content, and where it lies, which follows from its path. The commit is part of the origin's name and
 /// not of the version, so that content which is the same in two commits is known to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HubVersion {

@@ -1,13 +1,16 @@
 //! Signed URLs, kept until they expire, so that a file is located once and not once for each range.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime};
 
 use chrono::NaiveDateTime;
 use moka::Expiry;
 use moka::future::Cache;
 use moka::ops::compute::Op;
+use tokio::time::timeout;
 use url::Url;
 
 use crate::blob::Key;
@@ -22,8 +25,11 @@ const MAX_LIFETIME: Duration = Duration::from_secs(3600);
 /// How long before its expiry a URL is not used any more: a request has to reach the storage, whose clock may differ a
 /// little.
 const EXPIRY_MARGIN: Duration = Duration::from_secs(30);
+/// How long a request waits for another one to locate the same blob: as long as a fetch waits before it sends a second request,
+/// which would otherwise wait for the one that it is to replace.
+const LOCATE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The place of a file's content.
+/// The location of a file's content.
 #[derive(Clone)]
 pub(super) enum ContentLocation {
     /// The Hub sends it itself.
@@ -43,7 +49,7 @@ impl Default for LocationCache {
 
 impl LocationCache {
     /// Gets the location of a blob, by `locate` where it is unknown or has expired. While one request does so, the others
-    /// for that blob wait for it.
+    /// for that blob wait for it, until it takes too long.
     ///
     /// # Errors
     /// Those of `locate`, for all that waited.
@@ -52,7 +58,24 @@ impl LocationCache {
         key: Key,
         locate: impl Future<Output = Result<ContentLocation>>,
     ) -> Result<ContentLocation> {
-        self.0.try_get_with(key, locate).await.map_err(|e: Arc<Error>| e.share())
+        let locates = AtomicBool::new(false);
+        let mut locate = pin!(async {
+            locates.store(true, Relaxed);
+            locate.await
+        });
+        {
+            let mut shared = pin!(self.0.try_get_with(key, locate.as_mut()));
+            let waited = timeout(LOCATE_TIMEOUT, shared.as_mut()).await;
+            if let Ok(location) = match waited {
+                Err(_) if locates.load(Relaxed) => Ok(shared.await),
+                waited => waited,
+            } {
+                return location.map_err(|e: Arc<Error>| e.share());
+            }
+        }
+        let location = locate.await?;
+        self.0.insert(key, location.clone()).await;
+        Ok(location)
     }
 
     /// Forgets that a blob is at `url`. Another location, which a request has learnt since, stays.
@@ -105,7 +128,7 @@ fn url_expiry(url: &Url, now: SystemTime) -> SystemTime {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
     use futures_util::future::join_all;
 
@@ -138,7 +161,7 @@ mod tests {
         let key = Key::Content(Digest::of(b"x"));
         let get = |answer: Result<&'static str>| async move {
             let locate = async {
-                asked.fetch_add(1, Ordering::Relaxed);
+                asked.fetch_add(1, Relaxed);
                 tokio::task::yield_now().await;
                 answer.map(|query| ContentLocation::Storage(url(query)))
             };
@@ -150,14 +173,40 @@ mod tests {
         };
         let busy = || Err(Error::new(Kind::Unavailable, "busy"));
         let all = join_all((0..20).map(|_| get(busy()))).await;
-        assert_eq!((all, asked.swap(0, Ordering::Relaxed)), (vec![Err(Kind::Unavailable); 20], 1));
+        assert_eq!((all, asked.swap(0, Relaxed)), (vec![Err(Kind::Unavailable); 20], 1));
         let all = join_all((0..20).map(|_| get(Ok("a")))).await;
-        assert_eq!((all, asked.swap(0, Ordering::Relaxed)), (vec![Ok(url("a")); 20], 1));
+        assert_eq!((all, asked.swap(0, Relaxed)), (vec![Ok(url("a")); 20], 1));
         locations.forget(key, &url("another")).await;
         assert_eq!(get(Ok("b")).await, Ok(url("a")), "still known");
         locations.forget(key, &url("a")).await;
         assert_eq!(get(Ok("Expires=30")).await, Ok(url("Expires=30")));
         assert_eq!(get(Ok("c")).await, Ok(url("c")), "the one before has expired");
         assert!(!format!("{locations:?}").contains("https"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn location_that_another_request_waits_for_in_vain_is_located_anew() {
+        let (locations, key) = (&LocationCache::default(), Key::Content(Digest::of(b"x")));
+        let located = |query: &'static str, seconds| async move {
+            let locate = async {
+                tokio::time::sleep(Duration::from_secs(seconds)).await;
+                Ok(ContentLocation::Storage(url(query)))
+            };
+            match locations.get_or_locate(key, locate).await {
+                Ok(ContentLocation::Storage(url)) => url,
+                _ => panic!("not located"),
+            }
+        };
+        let begin = tokio::time::Instant::now();
+        let slow = async {
+            assert_eq!(located("slow", 12).await, url("slow"), "its own answer, however late");
+            assert_eq!(begin.elapsed(), Duration::from_secs(12));
+        };
+        let second = async {
+            assert_eq!(located("second", 1).await, url("second"));
+            assert_eq!(begin.elapsed(), LOCATE_TIMEOUT + Duration::from_secs(1));
+            assert_eq!(located("third", 1).await, url("second"), "kept");
+        };
+        tokio::join!(slow, second);
     }
 }

@@ -1,7 +1,7 @@
 //! Listing a commit's tree, page by page.
 
 use reqwest::Method;
-use reqwest::header::LINK;
+use reqwest::header::{HeaderMap, LINK};
 use serde::Deserialize;
 use url::Url;
 
@@ -9,7 +9,7 @@ use super::HubOrigin;
 use super::file_headers::FileHeaders;
 use super::hub_version::HubVersion;
 use crate::error::{Error, Kind, Result};
-use crate::http_client::{self, header};
+use crate::http_client;
 use crate::manifest::{ListedFile, Listing};
 use crate::origin::pagination::Pagination;
 
@@ -72,12 +72,20 @@ pub(super) async fn list(hub: &HubOrigin, listing: &mut Listing) -> Result<()> {
 async fn page(hub: &HubOrigin, url: Url) -> Result<(Vec<HubTreeEntry>, Option<String>)> {
     hub.api.wait_to_list().await;
     let answer = hub.api.get(url.clone()).await?;
-    let next = header(answer.headers(), &LINK).and_then(next_link).and_then(|next| url.join(next).ok());
-    let next = next.and_then(|next| next.query().map(str::to_owned));
+    let next = next_query(&url, answer.headers())?;
     let text = http_client::read(answer, MAX_PAGE_BYTES).await?;
     let entries = serde_json::from_slice(&text)
         .map_err(|e| Error::with(Kind::Unsupported, "the Hub's response is not a tree", e))?;
     Ok((entries, next))
+}
+
+/// The query of the page after that at `url`, by the `Link` headers of the response. Only the query is taken: a listing never leads
+/// elsewhere.
+fn next_query(url: &Url, headers: &HeaderMap) -> Result<Option<String>> {
+    let mut links = headers.get_all(LINK).into_iter().filter_map(|links| links.to_str().ok());
+    let Some(next) = links.find_map(next_link) else { return Ok(None) };
+    let query = url.join(next).ok().and_then(|next| next.query().map(str::to_owned));
+    query.map(Some).ok_or_else(|| unsupported("the Hub does not say how its listing goes on"))
 }
 
 /// The URL of the next page in a `Link` header (RFC 8288).
@@ -169,7 +177,23 @@ impl HubOrigin {
 
 #[cfg(test)]
 mod tests {
+    use reqwest::header::HeaderValue;
+
     use super::*;
+
+    #[test]
+    fn listing_that_does_not_say_how_it_goes_on_is_refused() {
+        let url: Url = "https://h/api/tree".parse().expect("a URL");
+        let next = |links: &[&'static str]| {
+            let links = links.iter().map(|link| (LINK, HeaderValue::from_static(link)));
+            next_query(&url, &links.collect::<HeaderMap>()).map_err(|e| e.kind())
+        };
+        assert_eq!(next(&[]), Ok(None));
+        assert_eq!(next(&["<x>; rel=\"first\"", "</y?cursor=2>; rel=\"next\""]), Ok(Some("cursor=2".into())));
+        for link in ["</y>; rel=\"next\"", "<https://[>; rel=\"next\""] {
+            assert_eq!(next(&[link]), Err(Kind::Unsupported), "{link}");
+        }
+    }
 
     #[test]
     fn next_link_is_the_one_with_rel_next() {

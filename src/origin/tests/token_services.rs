@@ -179,6 +179,35 @@ async fn azure_credentials_of_each_kind_authorize_requests() {
 }
 
 #[tokio::test]
+async fn azure_federated_token_in_a_file_is_exchanged_for_one_of_entra_id() {
+    let named = Named::new().await;
+    named.server.rule(|request| match request.uri().path() {
+        "/tenant/oauth2/v2.0/token" => {
+            Some(json!({ "access_token": "entra", "expires_in": 3600 }).to_string().into_response())
+        }
+        _ => (bearer(request) != Some("entra")).then(refused),
+    });
+    std::fs::write(named.path("token"), "hush\n").expect("written");
+    let mut access = Access { auth: None, ..named.access("") };
+    let azure = access.azure.as_mut().expect("set");
+    azure.federated_token_file = Some(named.path("token"));
+    (azure.tenant_id, azure.client_id) = (Some("tenant".into()), Some("client".into()));
+    pinned(&open("azure://account/b/model", &access).await.expect("open"), "x").await.expect("listed");
+
+    named.server.rule(|_| {
+        let body = r#"{"error": "invalid_client", "error_description": "hush", "error_codes": [700213, 1]}"#;
+        Some((StatusCode::UNAUTHORIZED, body).into_response())
+    });
+    let error = open("azure://account/b/model", &access).await.expect_err("refused");
+    let said = format!(
+        "azure://account/b/model: 127.0.0.1 gives no token for client of tenant: the server returned 401 Unauthorized, \
+         invalid_client (AADSTS700213); check the identity token in {}",
+        named.path("token").display()
+    );
+    assert_eq!((error.kind(), error.to_string()), (Kind::Refused, said));
+}
+
+#[tokio::test]
 async fn sts_answer_that_is_malformed_is_refused_without_showing_it() {
     let named = Named::new().await;
     std::fs::write(named.path("token"), "hush\n").expect("written");

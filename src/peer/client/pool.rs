@@ -13,7 +13,7 @@ use super::connection::PeerConnection;
 const MAX_IDLE_CONNECTIONS: usize = 256;
 
 /// How long a connection may be idle, and how often that is checked: together less than the idle timeout of the listener.
-pub(super) const CONNECTION_IDLE_TIMEOUT: Duration = Duration::from_secs(45);
+const CONNECTION_IDLE_TIMEOUT: Duration = Duration::from_secs(45);
 const POOL_SWEEP_INTERVAL: Duration = Duration::from_secs(15);
 
 /// The key of a connection in the pool: the peer's id and address, and the version of this node's identity.

@@ -21,9 +21,9 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use super::gossip_client::GossipClient;
 use super::{Membership, MembershipView};
 use crate::error::{Error, Kind, Result};
-use crate::peer::client::http::HttpPeerClient;
 use crate::peer::{Member, PROTOCOL};
 
 /// How often each member gossips with three others: a change reaches a thousand of them in a few rounds.
@@ -87,12 +87,13 @@ impl Gossip {
     /// [`Kind::Unavailable`] when it can't start.
     pub async fn start(
         config: GossipConfig,
-        client: Arc<HttpPeerClient>,
+        client: GossipClient,
         messages: GossipReceiver,
     ) -> Result<Arc<Self>> {
         let GossipConfig { cluster, me, generation, seeds } = config;
         let announced = announced(&me);
-        let transport = HttpTransport { client, me: me.address, messages: Mutex::new(Some(messages)) };
+        let transport =
+            HttpTransport { client: Arc::new(client), me: me.address, messages: Mutex::new(Some(messages)) };
         let config = ChitchatConfig {
             chitchat_id: ChitchatId::new(me.id.as_str(), generation, me.address),
             cluster_id: cluster,
@@ -244,13 +245,13 @@ fn decode_numbers(text: &str) -> Vec<u64> {
 
 /// The transport of gossip messages: requests to the peers' own port, as chitchat wants to have it.
 struct HttpTransport {
-    client: Arc<HttpPeerClient>,
+    client: Arc<GossipClient>,
     me: SocketAddr,
     messages: Mutex<Option<GossipReceiver>>,
 }
 
 struct HttpSocket {
-    client: Arc<HttpPeerClient>,
+    client: Arc<GossipClient>,
     me: SocketAddr,
     messages: GossipReceiver,
     sending: Arc<tokio::sync::Semaphore>,
@@ -275,7 +276,7 @@ impl Socket for HttpSocket {
         if let Ok(place) = self.sending.clone().try_acquire_owned() {
             let (client, me) = (self.client.clone(), self.me);
             tokio::spawn(async move {
-                if let Err(error) = client.send_gossip(to, me, bytes).await {
+                if let Err(error) = client.send(to, me, bytes).await {
                     tracing::debug!(%error, %to, "a gossip message was not delivered");
                 }
                 drop(place);

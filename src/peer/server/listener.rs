@@ -21,8 +21,8 @@ use tokio::time::timeout;
 
 use super::PeerServer;
 use crate::error::{Error, Result};
-use crate::peer::client::http::{GOSSIP_FROM, GOSSIP_PATH};
 use crate::peer::identity::{Caller, Identity};
+use crate::peer::membership::gossip_client::{GOSSIP_FROM, GOSSIP_PATH};
 use crate::peer::wire::{BlockRequest, BlockResponse, Frame, Frames};
 
 /// The most connections at once. More wait to be accepted.

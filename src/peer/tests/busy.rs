@@ -34,7 +34,7 @@ async fn server_full_of_stages_is_busy_and_serves_readers() {
     let address = listener.local_addr().expect("bound");
     tokio::spawn(listener::serve(listener, server.clone(), None));
     let peer = Member { address, ..member("b", "z") };
-    let client = HttpPeerClient::plain().expect("a client");
+    let client = HttpPeerClient::plain();
     let answer = client.request(&peer, &block_request(Urgency::Read)).await.expect("an answer");
     assert!(matches!(answer, BlockResponse::Busy(told) if told == wait), "503, with retry-after");
     drop(held);

@@ -20,6 +20,17 @@ pub enum AzureCredentials {
         /// The application's secret.
         client_secret: Secret,
     },
+    /// An application or a managed identity that Entra ID gives tokens to for one that came with a request.
+    GivenToken {
+        /// The token.
+        token: Secret,
+        /// The tenant's id.
+        tenant_id: String,
+        /// The id of the application or the managed identity.
+        client_id: String,
+        /// The URL of another Entra ID than the public one.
+        authority: Option<String>,
+    },
 }
 
 const AZURE_FORMAT: CredentialFormat = CredentialFormat {

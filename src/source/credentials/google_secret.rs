@@ -29,6 +29,19 @@ pub enum GoogleCredentials {
         /// The full resource name of the workload identity provider.
         provider: String,
     },
+    /// An identity that Google's STS gives for a token that came with a request, and nothing of this machine.
+    GivenToken {
+        /// The token.
+        token: Secret,
+        /// The full resource name of the workload identity provider.
+        provider: String,
+        /// The address of the service account to impersonate, if one is.
+        service_account: Option<String>,
+        /// The URL of another STS than Google's.
+        sts: Option<String>,
+        /// The URL of another service for tokens of service accounts than Google's.
+        iam: Option<String>,
+    },
 }
 
 /// A configuration of workload identity federation (<https://google.aip.dev/auth/4117>).
@@ -42,15 +55,17 @@ pub struct ExternalAccount {
     pub token_url: String,
     /// The URL that issues a token of a service account, where one is to be impersonated.
     pub impersonation: Option<String>,
-    /// The path of the machine's own token.
+    /// The token that is exchanged.
     pub subject: SubjectToken,
     /// The key that the token is under, where it comes as JSON.
     pub field: Option<String>,
 }
 
-/// The path of the machine's own token.
+/// The token that is exchanged for one of the cloud's: the machine's own, or one that was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SubjectToken {
+    /// This one, which came with a request.
+    Given(Secret),
     /// In a file, which is read anew each time.
     File(PathBuf),
     /// At a URL near this machine, which is asked with these headers.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bdnfs::error::{Error, Kind};
 use bdnfs::tier::Urgency;
 use bdnfs_races::budget::Budget;
-use bdnfs_races::flight::{Delivery, Flight, Flights, JoinOutcome};
+use bdnfs_races::flight::{Delivery, Flight, Flights, JoinOutcome, RaiseOutcome};
 use bytes::Bytes;
 use shuttle::future::block_on;
 use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -102,7 +102,7 @@ fn flight_raised_while_it_queues_is_granted_as_a_reader() {
         let reader = thread::spawn({
             let (flight, budget) = (flight.clone(), budget.clone());
             move || {
-                if let Some(ticket) = flight.raise(Urgency::Read) {
+                if let RaiseOutcome::RaisedInQueue(ticket) = flight.raise(Urgency::Read) {
                     budget.promote(ticket, Urgency::Read);
                 }
             }

@@ -176,3 +176,31 @@ fn mount_that_cannot_be_restored_is_reported_and_removable() {
     assert!(is_mounted(&point), "{}", agent.log());
     assert_same_tree(&source, &point);
 }
+
+#[test]
+fn mount_whose_record_cannot_be_read_is_reported_until_it_is_unmounted() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    write_tree(&source);
+    for (number, (content, survives)) in [("", true), ("{", false)].into_iter().enumerate() {
+        let agent = machine.agent("");
+        let point = machine.mount(&source, &format!("mnt{number}"));
+        if survives {
+            agent.crash()
+        } else {
+            agent.stop()
+        }
+        let mut records = fs::read_dir(machine.cache().join("state/mounts")).unwrap();
+        let record = records.next().unwrap().unwrap().path();
+        fs::write(&record, content).unwrap();
+        let agent = machine.agent("");
+        // The fd store knows where a mount was that outlived its agent.
+        let shown = if survives { point } else { record.clone() };
+        let status = || machine.run(&["status", "--cache-dir", text(machine.cache())]);
+        status().fails(&[text(&shown), "not restored: ", "cannot be read"]);
+        machine.run(&["umount", text(&shown)]).succeeds();
+        status().succeeds();
+        assert!(!record.exists());
+        agent.stop();
+    }
+}

@@ -87,6 +87,7 @@ fn commands_for_a_hung_agent_fail_and_name_it() {
     ] {
         machine.run(arguments).fails(&["does not respond within 10 s"]);
     }
+    machine.run(&["top", "--once", "--cache-dir", cache]).fails(&["does not respond"]);
     drop(frozen);
     machine.run(&["cache", "summarize", "--cache-dir", cache]).succeeds();
 }
@@ -105,6 +106,24 @@ fn status_of_a_cache_whose_agent_was_killed_names_its_mounts_and_fails() {
     let other = machine.directory("other");
     assert_eq!(machine.run(&["status", "--cache-dir", text(&other)]).succeeds(), "no mounts\n");
     machine.agent("").stop();
+}
+
+#[test]
+fn status_of_a_cache_whose_on_demand_agent_was_killed_names_its_dead_mount_until_it_is_unmounted() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    write_file(&source, "file", 5000);
+    let (point, second) = (machine.mount(&source, "mnt"), machine.mount(&source, "second"));
+    machine.run(&["unmount", text(&second)]).succeeds();
+    machine.crash();
+    let status = || machine.run(&["status", "--cache-dir", text(machine.cache())]);
+    status().fails(&[text(&point), "dead: its agent is gone"]);
+    // Another agent of this cache does not make it alive.
+    machine.mount(&source, "third");
+    status().fails(&[text(&point), "dead: its agent is gone"]);
+    assert!(!status().err.contains(text(&second)), "{}", status().err);
+    machine.run(&["unmount", text(&point)]).succeeds();
+    assert!(!status().succeeds().contains(text(&point)));
 }
 
 #[test]

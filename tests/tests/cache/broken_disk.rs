@@ -1,4 +1,4 @@
-//! A cache disk on which writers hang, or that is gone: files are read past it.
+//! A cache disk on which writers hang or fail, or that is gone: files are read past it.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -10,6 +10,7 @@ use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::is_local;
 use bdnfs_tests::process::wait_for_exit;
 use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tools::program;
 use bdnfs_tests::tree::assert_same;
 
 const DISK_BYTES: u64 = 1 << 30;
@@ -145,4 +146,27 @@ fn cache_disk_dead_files_are_read_past_it() {
         drop((held, again));
         machine.reset();
     }
+}
+
+#[test]
+fn cache_writes_beyond_the_limit_of_a_files_size_fail_no_read_and_end_no_agent() {
+    let env = TestEnv::new();
+    let (small, large) = (env.put("small", MIB / 10), env.put("large", 80 * MIB));
+    let machine = env.second_machine();
+    let point = machine.directory("mnt");
+    let mount = machine.command(&[
+        "mount".as_ref(),
+        "s3://bucket".as_ref(),
+        point.as_os_str(),
+        "--cache-dir".as_ref(),
+        machine.cache().as_os_str(),
+    ]);
+    let mut limited = program("prlimit");
+    limited.arg("--fsize=67108864").arg(mount.get_program()).args(mount.get_args());
+    limited.env_clear().envs(mount.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    machine.run_command(limited).succeeds();
+    for (name, content) in [("small", &small), ("large", &large), ("small", &small)] {
+        assert_same(content, &read(&machine, &point.join(name)), name);
+    }
+    machine.umount(&point);
 }

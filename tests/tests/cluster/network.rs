@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::SystemTime;
 
 use bdnfs::error::Result;
-use bdnfs::peer::client::http::HttpPeerClient;
 use bdnfs::peer::identity::{CertificateFiles, Identity};
 use bdnfs::peer::membership::gossip::{self, Gossip};
+use bdnfs::peer::membership::gossip_client::GossipClient;
 use bdnfs::peer::server::listener;
 use bdnfs::peer::server::{BlockProvider, PeerServer};
 use bdnfs::peer::wire::BlockRequest;
@@ -144,7 +144,7 @@ impl ForeignPeer {
             let generation =
                 SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock").as_secs();
             let config = gossip::GossipConfig { cluster: "bdnfs".into(), me, generation, seeds };
-            let client = Arc::new(HttpPeerClient::new(identity).expect("a client"));
+            let client = GossipClient::new(Some(identity)).expect("a client");
             Gossip::start(config, client, messages).await.expect("gossip")
         });
         let gossip = runtime.block_on(joining).expect("joined");

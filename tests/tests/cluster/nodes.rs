@@ -185,8 +185,7 @@ impl InProcessCluster {
         let output = NodeMembership { gossip: self.members.clone(), me: id.into() };
         let all = self.members.0.live();
         self.members.0.set(all.iter().cloned().chain([Arc::new(member.clone())]));
-        let peers =
-            Peers::new(member, Arc::new(output), Arc::new(HttpPeerClient::plain().expect("a client")));
+        let peers = Peers::new(member, Arc::new(output), Arc::new(HttpPeerClient::plain()));
         let directory = TempDir::with_prefix("bdnfs-node-").expect("a directory");
         let engine = engine(directory.path(), room);
         engine.join(peers.clone());

@@ -12,6 +12,7 @@ use bdnfs::peer::client::Peers;
 use bdnfs::peer::client::http::HttpPeerClient;
 use bdnfs::peer::identity::{CertificateFiles, Identity};
 use bdnfs::peer::membership::gossip::{self, Gossip};
+use bdnfs::peer::membership::gossip_client::GossipClient;
 use bdnfs::peer::membership::{Membership, StaticMembership};
 use bdnfs::peer::server::listener;
 use bdnfs::peer::server::{BlockProvider, PeerServer};
@@ -127,7 +128,7 @@ async fn peer_server_serves_own_tenants_of_known_nodes_only() {
     ca.run("cluster issue Big --ca @ca --tenant blue").fails(&["invalid node id"]);
     ca.run("cluster issue a --ca @nowhere --tenant blue").fails(&["init-ca"]);
     let open = |id, authority| Identity::open(signed(&ca, id, authority)).expect("a node's certificate");
-    let client = |id, authority| HttpPeerClient::new(open(id, authority)).expect("a client");
+    let client = |id, authority| HttpPeerClient::new(open(id, authority));
     let serving = serve(Some(open("owner", "ca"))).await;
     let right = Some(Bytes::from_static(CONTENT));
     assert_eq!(get(client("blue.zone-1", "ca"), "owner", serving.port, "blue").await.expect("served"), right);
@@ -143,7 +144,7 @@ async fn peer_server_serves_own_tenants_of_known_nodes_only() {
     for refused in [
         get(client("stranger", "ca"), "owner", serving.port, "blue").await,
         get(client("stranger", "other"), "owner", serving.port, "blue").await,
-        get(HttpPeerClient::plain().expect("a client"), "owner", serving.port, "blue").await,
+        get(HttpPeerClient::plain(), "owner", serving.port, "blue").await,
         get(client("blue.zone-1", "ca"), "other", serving.port, "blue").await,
     ] {
         refused.expect_err("nothing is served");
@@ -167,7 +168,7 @@ async fn certificate_expired_is_refused_and_renewed_is_loaded() {
     let expired = Identity::open(files.clone()).expect("it can be read");
     let owner = Identity::open(signed(&ca, "owner", "ca")).expect("a certificate");
     let serving = serve(Some(owner.clone())).await;
-    let client = || HttpPeerClient::new(expired.clone()).expect("a client");
+    let client = || HttpPeerClient::new(expired.clone());
     get(client(), "owner", serving.port, "blue").await.expect_err("expired");
     assert!(!expired.refresh().expect("nothing new"));
     let before = client();
@@ -242,7 +243,7 @@ async fn gossip_with_one_seed_admits_members_only() {
         if seed.is_empty() {
             seed = format!("localhost:{}", serving.port);
         }
-        let client = Arc::new(HttpPeerClient::new(identity).expect("a client"));
+        let client = GossipClient::new(Some(identity)).expect("a client");
         nodes.push((Gossip::start(config, client, messages).await.expect("gossip"), serving));
     }
     for (gossip, _) in &nodes[..3] {

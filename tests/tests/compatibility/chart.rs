@@ -100,9 +100,22 @@ fn chart_with_pod_tokens_is_valid_and_keeps_them_in_secrets_where_kubernetes_can
         let path = directory.path().join("chart.yaml");
         fs::write(&path, &with).unwrap();
         run(tool("bin/kubernetes-validate").args(["--strict", "--quiet", "-k", version]).arg(&path));
-        assert!(with.contains("audience: sts.amazonaws.com") && with.contains("requiresRepublish: true"));
+        assert!(
+            with.contains("- audience: \"sts.amazonaws.com\"\n") && with.contains("requiresRepublish: true")
+        );
         assert_eq!(with.contains("serviceAccountTokenInSecrets: true"), version == "1.35", "{version}");
         assert!(with.contains("- --pod-tokens\n"));
+        let provider =
+            "https://iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/k8s";
+        let all =
+            rendered(&format!("podTokens=true,podTokenAudiences={{api://AzureADTokenExchange,{provider}}}"));
+        fs::write(&path, &all).unwrap();
+        run(tool("bin/kubernetes-validate").args(["--strict", "--quiet", "-k", version]).arg(&path));
+        for (audience, asked) in
+            [("api://AzureADTokenExchange", true), (provider, true), ("sts.amazonaws.com", false)]
+        {
+            assert_eq!(all.contains(&format!("- audience: {audience:?}\n")), asked, "{audience}");
+        }
         let without = rendered("podTokens=false");
         for words in ["tokenRequests", "requiresRepublish", "--pod-tokens"] {
             assert!(!without.contains(words), "{words}");
@@ -126,6 +139,9 @@ fn chart_with_an_unknown_or_wrong_value_is_refused_by_name() {
         ("controller.replicas=0", "replicas"),
         ("locality.interval=often", "interval"),
         ("podTokens=sts", "podTokens"),
+        ("podTokenAudiences={sts}", "podTokenAudiences"),
+        ("podTokenAudiences={https://iam.googleapis.com/projects/x}", "podTokenAudiences"),
+        ("podTokenAudiences={}", "podTokenAudiences"),
     ] {
         let output = template(&[value]);
         let said = String::from_utf8_lossy(&output.stderr);

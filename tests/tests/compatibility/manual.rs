@@ -144,7 +144,7 @@ const ERROR_MARKS: [&str; 16] = [
 const MARK_DISTANCE: usize = 160;
 
 /// Texts that the page need not have: the file, a part of the text (none: all of the file), the reason.
-const UNLISTED_TEXTS: [(&str, &str, &str); 26] = [
+const UNLISTED_TEXTS: [(&str, &str, &str); 25] = [
     ("agent/src/telemetry.rs", "", "help of metrics"),
     ("agent/src/telemetry/process.rs", "", "help of metrics"),
     ("agent/src/jobs/deployment.rs", "", "events of a job that goes on"),
@@ -166,7 +166,6 @@ const UNLISTED_TEXTS: [(&str, &str, &str); 26] = [
     ("src/origin/hub/hub_error.rs", "", "composed of parts, which the page has"),
     ("src/origin/web/directory_index.rs", "has {what}", "composed of parts"),
     ("src/peer/client/connection.rs", "GET", "a request, not an error"),
-    ("src/peer/client/http.rs", "cannot make", "the system's reason follows"),
     ("src/peer/membership/gossip.rs", "", "cannot happen: a node gossips once"),
     ("src/peer_service.rs", "", "told to another node, which asks elsewhere"),
     ("src/source/credentials/secret_json.rs", "{how}", "composed of parts, which the page has"),

@@ -12,6 +12,7 @@ mod kit;
 mod kubelet_restarts;
 mod locality;
 mod manual;
+mod pod_identity;
 mod pod_token;
 mod publish;
 mod writable_volumes;

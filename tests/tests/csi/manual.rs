@@ -19,8 +19,7 @@ use crate::kit::{DriverProcess, secret};
 const INLINE_VOLUMES: &str = "inline_volumes = [\"checkpoints\", \"projectCache\"]";
 const PROVISIONER: &str = "csi.bdnfs.io";
 /// What the kubelet sends with every volume where the chart has `podTokens`.
-const POD_TOKENS: (&str, &str) =
-    ("csi.storage.k8s.io/serviceAccount.tokens", r#"{"sts.amazonaws.com": {"token": "a token"}}"#);
+const TOKENS_KEY: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 
 /// The objects of the page's YAML.
 fn objects() -> Vec<Value> {
@@ -82,7 +81,13 @@ fn volumes() -> Vec<PodVolume> {
         add(PodVolume { mode: Mode::MultiNodeReaderOnly, ..made }, &json!({"name": name}));
     }
     for volume in &mut volumes {
-        volume.secrets.insert(POD_TOKENS.0.to_owned(), POD_TOKENS.1.to_owned());
+        let provider = volume.context.get("workloadIdentityProvider").map(|name| format!("https:{name}"));
+        let audiences = ["sts.amazonaws.com", "api://AzureADTokenExchange"]
+            .map(str::to_owned)
+            .into_iter()
+            .chain(provider);
+        let tokens: Value = audiences.map(|audience| (audience, json!({"token": "a token"}))).collect();
+        volume.secrets.insert(TOKENS_KEY.to_owned(), tokens.to_string());
     }
     volumes
 }

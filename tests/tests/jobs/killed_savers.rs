@@ -82,14 +82,18 @@ pub struct Witness {
 impl Witness {
     /// Makes sure that each file of all that is saved now is one that the job closed.
     pub fn check_saved(&mut self) {
-        let hashes = fs::read_to_string(&self.log).unwrap_or_default();
-        let hashes: BTreeSet<_> = hashes.lines().collect();
+        let mut saved = Vec::new();
         for name in saved_names(&self.mirror, &self.id) {
             let source = format!("bt://p@{}/{name}", self.id);
-            for (path, hash) in saved_files(&self.mirror, &source).unwrap_or_default() {
-                assert!(hashes.contains(&*hash), "{name}/{path} is torn");
-                self.seen.insert(hash);
-            }
+            let files = saved_files(&self.mirror, &source).unwrap_or_default();
+            saved.extend(files.into_iter().map(|(path, hash)| (format!("{name}/{path}"), hash)));
+        }
+        // Afterwards: what was written while the mirror was read is logged by now.
+        let hashes = fs::read_to_string(&self.log).unwrap_or_default();
+        let hashes: BTreeSet<_> = hashes.lines().collect();
+        for (path, hash) in saved {
+            assert!(hashes.contains(&*hash), "{path} is torn");
+            self.seen.insert(hash);
         }
     }
 }

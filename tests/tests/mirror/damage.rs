@@ -1,11 +1,12 @@
-//! Mirrors that are damaged while their origins are away.
+//! Mirrors that are damaged.
 
 use std::fs;
 
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::test_env::TestEnv;
-use bdnfs_tests::tree::assert_same;
+use bdnfs_tests::tools::program;
+use bdnfs_tests::tree::{assert_same, write_file};
 
 #[test]
 fn damaged_mirror_with_origin_away_is_mounted_from_the_cache() {
@@ -37,4 +38,25 @@ fn damaged_mirror_with_origin_away_is_mounted_from_the_cache() {
     let fresh = Machine::new().s3(&env.s3.server.url(), &Keys::sample());
     let told = fresh.try_mount("s3://bucket", &fresh.directory("mnt"), &options[1..]);
     told.fails(&["is damaged", "cannot be read from its origin", "Connection refused"]);
+}
+
+#[test]
+fn mirror_directory_with_a_fifo_in_place_of_its_format_is_refused_at_once() {
+    let machine = Machine::new();
+    let (source, directory) = (machine.directory("source"), machine.directory("mirror"));
+    write_file(&source, "weights", 3 << 20);
+    let (source, mirror) = (source.to_str().unwrap(), format!("file://{}", directory.display()));
+    machine.run(&["mirror", "add", source, "--mirror", &mirror]).succeeds();
+    let format = directory.join("format.json");
+    fs::remove_file(&format).unwrap();
+    assert!(program("mkfifo").arg(&format).status().unwrap().success());
+    let point = machine.directory("mnt");
+    machine
+        .try_mount(source, &point, &["--mirror", &mirror])
+        .fails(&["format.json is not that of a bdnfs mirror"]);
+    for command in [&["mirror", "verify"][..], &["mirror", "add", source]] {
+        machine
+            .run(&[command, &["--mirror", &mirror]].concat())
+            .fails(&["format.json is not that of a bdnfs mirror"]);
+    }
 }

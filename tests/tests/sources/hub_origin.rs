@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use axum::http::{Method, StatusCode};
+use axum::http::Method;
 use bdnfs::blob::Blob;
 use bdnfs::error::{Error, Kind};
 use bdnfs::manifest::{Listing, Manifest, Node};
@@ -27,7 +27,7 @@ fn access(hub: &HubServer, token: Option<&str>) -> Access {
     Access { hub: Some(hub), ..Access::default() }
 }
 
-async fn open(hub: &HubServer, uri: &str, token: Option<&str>) -> Result<Arc<dyn Origin>, Error> {
+pub(super) async fn open(hub: &HubServer, uri: &str, token: Option<&str>) -> Result<Arc<dyn Origin>, Error> {
     origin::open(&uri.parse().unwrap(), &access(hub, token)).await
 }
 
@@ -51,7 +51,7 @@ async fn listed(origin: &dyn Origin) -> Result<Vec<(String, u64)>, Error> {
     Ok(files)
 }
 
-async fn fetch(origin: &dyn Origin, blob: &Blob, range: Range<u64>) -> Result<Bytes, Error> {
+pub(super) async fn fetch(origin: &dyn Origin, blob: &Blob, range: Range<u64>) -> Result<Bytes, Error> {
     let body = origin.fetch(blob, range, Urgency::Read).await?.expect("an origin has no misses");
     Ok(body.try_collect::<Vec<Bytes>>().await?.concat().into())
 }
@@ -244,71 +244,6 @@ async fn hub_refusal_of_each_kind_says_what_to_do() {
     let error = fetch(&*origin, &blob, 0..1).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Refused);
     assert!(!format!("{error:?} {origin:?}").contains(TOKEN), "{error:?} {origin:?}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn hub_signed_url_is_used_until_it_expires() {
-    let hub = HubServer::start();
-    let bytes = content("w", 5 * LFS_THRESHOLD_BYTES);
-    hub.publish("models/org/m", "main", &[("w", &bytes)]);
-    let origin = open(&hub, "hf://org/m", None).await.unwrap();
-    let blob = pinned(&*origin, "w").await.unwrap();
-    let resolved = || hub.requests.gets("/w").requests;
-    let reads = async || {
-        for start in [0, 7, 40_000] {
-            let got = fetch(&*origin, &blob, start..start + 9).await.unwrap();
-            assert_eq!(got, bytes[start as usize..start as usize + 9]);
-        }
-    };
-    reads().await;
-    assert_eq!(resolved(), 1);
-    hub.revoke_signed_urls();
-    reads().await;
-    assert_eq!(resolved(), 2, "once anew");
-    hub.revoke_signed_urls();
-    hub.set_url_expiry(1_000_000_000);
-    reads().await;
-    assert_eq!(resolved(), 5, "an address that has expired by its own words is not kept");
-
-    hub.storage.faults.set(ServerFault::Status(StatusCode::FORBIDDEN, None));
-    let error = fetch(&*origin, &blob, 0..9).await.unwrap_err();
-    assert_eq!(error.kind(), Kind::Unavailable);
-    assert!(error.to_string().contains("refuses the URL that the Hub gave"), "{error}");
-    assert!(!error.to_string().contains("signed-"), "{error}");
-    for (fault, kind) in [
-        (ServerFault::IgnoreRange, Kind::Unsupported),
-        (ServerFault::WrongRange, Kind::Corrupt),
-        (ServerFault::Gzip, Kind::Unsupported),
-        (ServerFault::Truncate(3), Kind::Unavailable),
-        (ServerFault::Status(StatusCode::SERVICE_UNAVAILABLE, None), Kind::Unavailable),
-    ] {
-        hub.storage.faults.set(fault.clone());
-        assert_eq!(fetch(&*origin, &blob, 1..9).await.unwrap_err().kind(), kind, "{fault:?}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn hub_origin_read_in_parallel_ranges_asks_the_hub_once_for_the_url() {
-    let hub = HubServer::start();
-    hub.serve_small_files_directly();
-    let (large, small) = (content("w", LFS_THRESHOLD_BYTES), content("s", 500));
-    hub.publish("models/org/m", "main", &[("w", &large), ("s", &small)]);
-    let origin = &*open(&hub, "hf://org/m", None).await.unwrap();
-    let reads = async |path: &str, bytes: &[u8]| {
-        let blob = &pinned(origin, path).await.unwrap();
-        let read = |start: u64| async move {
-            let expected = &bytes[start as usize..start as usize + 9];
-            assert_eq!(fetch(origin, blob, start..start + 9).await.unwrap(), expected);
-        };
-        futures_util::future::join_all((0..16).map(|n| read(n * 10))).await;
-        hub.requests.gets(&format!("/{path}")).requests
-    };
-    assert_eq!(reads("w", &large).await, 1);
-    hub.revoke_signed_urls();
-    assert_eq!(reads("w", &large).await, 2, "one more after all of them were refused");
-    // What the Hub sends itself takes one request for each range, and no other.
-    assert_eq!(reads("s", &small).await, 16);
-    assert_eq!(reads("s", &small).await, 32);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,6 +8,7 @@ mod configuration;
 mod credentials;
 mod hub;
 mod hub_cache;
+mod hub_locations;
 mod hub_origin;
 mod messages;
 mod name_servers;

@@ -1,69 +1,22 @@
 //! Reports of nodes on a cache, stored in its mirror: where its homes are, and which have unsaved changes.
 
-use std::fs;
-use std::io::ErrorKind;
-use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use bdnfs::error::{Error, Kind, Result};
+use bdnfs::error::Result;
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::homes::HomeReport;
 use bdnfs::task::blocking;
 use chrono::{DateTime, Utc};
-use serde::{Deserialize, Serialize};
-use tempfile::NamedTempFile;
 
 use super::CacheSync;
-use crate::context::Context;
-use crate::random;
 use crate::text;
 use crate::volumes::cache_home::CacheHome;
+use crate::volumes::node_identity::{NodeIdentity, host_name};
 
 /// How often a node reports again on a home that it uses, so that others know that it lives.
 pub const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// The greatest age of the last report of a living node: a few reports that failed, and clock differences.
 pub const LIVING_REPORT_AGE: Duration = Duration::from_secs(5 * 60);
-/// The file in the directory of volumes with the identity of the node that they are on.
-const NODE_FILE: &str = "node.json";
-/// The file with the name of the machine (proc_sys_kernel(5)).
-const HOST_NAME_FILE: &str = "/proc/sys/kernel/hostname";
-
-/// The identity of a node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodeIdentity {
-    /// An id that no other node has: 32 hexadecimal digits.
-    pub id: String,
-}
-
-impl NodeIdentity {
-    /// The identity of the node whose volumes lie in the directory `volumes`; chosen when it is first asked for. Touches the local
-    /// disk.
-    ///
-    /// # Errors
-    /// [`Kind::Disk`], [`Kind::NoSpace`].
-    pub fn of(volumes: &Path) -> Result<Self> {
-        let path = volumes.join(NODE_FILE);
-        let failed = || format!("cannot write {}", path.display());
-        match fs::read(&path) {
-            Ok(text) => {
-                return serde_json::from_slice(&text).map_err(|e| {
-                    Error::with(Kind::Corrupt, format!("{} is damaged; remove it", path.display()), e)
-                });
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(Error::disk(format!("cannot read {}", path.display()), error)),
-        }
-        let chosen = Self { id: random::id()? };
-        let draft = NamedTempFile::new_in(volumes).with_context(failed)?;
-        serde_json::to_writer(&draft, &chosen).map_err(std::io::Error::from).with_context(failed)?;
-        draft.as_file().sync_all().with_context(failed)?;
-        match draft.persist_noclobber(&path) {
-            // Another process was first.
-            Err(error) if error.error.kind() == ErrorKind::AlreadyExists => Self::of(volumes),
-            persisted => persisted.map(|_| chosen).map_err(|error| error.error).with_context(failed),
-        }
-    }
-}
 
 /// Changes of a cache that other nodes have, and may not have saved.
 #[derive(Debug)]
@@ -90,7 +43,7 @@ impl CacheHome {
     /// Tells other nodes, in `mirror`, about the home as it is now, and whether jobs or containers use it.
     ///
     /// # Errors
-    /// Those of the mirror; [`Kind::Disk`].
+    /// Those of the mirror; [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub async fn report_use(&self, mirror: &Mirror, in_use: bool) -> Result<()> {
         let home = self.clone();
         let report = blocking(move || home.report(in_use)).await?;
@@ -100,7 +53,7 @@ impl CacheHome {
     /// The report on the home as it is now. Touches the local disk.
     ///
     /// # Errors
-    /// [`Kind::Disk`].
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub fn report(&self, in_use: bool) -> Result<HomeReport> {
         let (state, node) = (self.sync_state()?, NodeIdentity::of(self.volumes())?);
         let saved = state.manifest.as_ref().map(|_| DateTime::from_timestamp_nanos(state.since));
@@ -130,7 +83,7 @@ impl CacheSync {
     /// Unsaved changes of other nodes; `None` where there are none.
     ///
     /// # Errors
-    /// Those of the mirror; [`Kind::Disk`].
+    /// Those of the mirror; [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub async fn unsaved_elsewhere(&self) -> Result<Option<UnsavedElsewhere>> {
         let own = self.with_home(|home| home.report(false)).await?;
         Ok(UnsavedElsewhere::of(&self.reports_elsewhere(&own.node).await?, now()))
@@ -160,11 +113,6 @@ pub(super) fn unsaved_message(report: &HomeReport, now: DateTime<Utc>) -> String
 /// Whether the node of `report` is alive, at `now`.
 pub(super) fn is_recent(report: &HomeReport, now: DateTime<Utc>) -> bool {
     (now - report.reported).to_std().map_or(true, |age| age < LIVING_REPORT_AGE)
-}
-
-/// The name of this machine. Touches no disk.
-pub fn host_name() -> String {
-    fs::read_to_string(HOST_NAME_FILE).unwrap_or_default().trim().to_owned()
 }
 
 /// The current time by the clock of this node.

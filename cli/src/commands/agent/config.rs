@@ -141,6 +141,9 @@ impl ConfigFile {
 
     /// The setup of the agent. `cache` and `socket` take precedence.
     pub fn setup(self, cache: &CacheArgs, socket: Option<&Path>) -> Result<AgentConfig> {
+        if let Some(path) = self.cache_dir.as_ref().filter(|path| !path.is_absolute()) {
+            bail!("cache_dir {}: must be an absolute path", path.display());
+        }
         let own = CacheArgs::new(self.cache_dir, self.cache_size, self.reserve);
         let mut cache = cache.or(&own).open()?;
         cache.memory = self.memory.map(|size| size.as_u64());
@@ -256,6 +259,8 @@ mod tests {
             ("[sources.\"a/b\"]\nsource = \"hf://o/m\"", "a/b"),
             ("[sources.llama]\nsource = \"hf://o/m\"\nmount_location = \"models\"", "mount_location"),
             ("[sources.llama]\nsource = \"hf://o/m\"\nsauce = 1", "sources.llama.sauce: is not a known key"),
+            ("cache_dir = \"cache\"", "cache_dir cache: must be an absolute path"),
+            ("[mirror]\nurl = \"hf://o/m\"", "mirror: hf://models/o/m cannot hold a mirror"),
             ("[docker]\nsocket = \"bdnfs.sock\"", "docker: socket bdnfs.sock: must be an absolute path"),
             ("[docker]\npodman_timeout = \"1s\"", "docker: podman_timeout: "),
             ("[docker]\npodman_timeout = \"soon\"", "line 2: docker.podman_timeout: "),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use bdnfs::metrics::Traffic;
 use bdnfs_agent::api::publication::{PublicationState, PublicationStatus};
 use bdnfs_agent::api::{AgentInfo, AgentStatus, MountStatus};
@@ -117,6 +117,11 @@ impl View {
         }
         self.refreshed_at = Some(now);
         Ok(())
+    }
+
+    /// Fails where an agent did not respond.
+    pub fn check_answers(&self) -> Result<()> {
+        if self.errors.is_empty() { Ok(()) } else { bail!("{}", self.errors.join("; ")) }
     }
 
     fn agent_view(

@@ -1,0 +1,76 @@
+//! The order of a saver: what it saves, and how it learns that the job has ended.
+
+use std::fs;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::MirrorRequest;
+use crate::api::job::{JobExit, SIGNAL_CODE_BASE};
+use crate::volumes::is_locked;
+
+/// The order of a saver. It travels over a pipe, for there are secrets in it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SaveOrder {
+    /// The directory of the job's volume.
+    pub volume: PathBuf,
+    /// The directory in it that is saved.
+    pub directory: PathBuf,
+    /// The path at which the job sees that, for messages.
+    pub place: PathBuf,
+    /// The file that is locked as long as the job's commands may write; `None` where a container does.
+    pub job_lock: Option<PathBuf>,
+    /// The file with the exit of the job's commands; of a container it only says that it has ended.
+    pub job_exit: PathBuf,
+    /// The project of the job.
+    pub project: String,
+    /// The id of the job.
+    pub id: String,
+    /// The rank of this node.
+    pub rank: u32,
+    /// The mirror.
+    pub mirror: MirrorRequest,
+    /// The most bytes a second that are read for it.
+    pub upload_rate: Option<u64>,
+    /// How long what fails is tried again when the job has ended.
+    pub give_up: Duration,
+    /// How many complete checkpoints of the project stay in the mirror; `None`: all.
+    #[serde(default)]
+    pub keep: Option<NonZeroU32>,
+}
+
+impl SaveOrder {
+    /// The end of the job's commands; `None` while they run.
+    pub(super) fn job_end(&self) -> Option<JobEnd> {
+        let Some(job_lock) = &self.job_lock else {
+            // No runtime says how its container ended.
+            return self.job_exit.exists().then_some(JobEnd::Failed);
+        };
+        // Without a lock there was never a supervisor, or the cache was removed.
+        let runs = is_locked(job_lock);
+        let exit = || serde_json::from_slice::<JobExit>(&fs::read(&self.job_exit).ok()?).ok();
+        (!runs).then(|| match exit() {
+            Some(exit) if exit.is_success() && !exit.stopped => JobEnd::Completed,
+            // What it wrote is closed; whether it had finished, only a hint tells.
+            Some(exit) if exit.is_success() => JobEnd::Failed,
+            // A launcher that passes the signal on ends with whatever code.
+            Some(exit) if !exit.stopped && exit.code.is_some_and(|code| code < SIGNAL_CODE_BASE) => {
+                JobEnd::Failed
+            }
+            _ => JobEnd::Killed,
+        })
+    }
+}
+
+/// The end of a job's commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JobEnd {
+    /// The commands succeeded.
+    Completed,
+    /// The commands failed, or were stopped and ended in good order: what they wrote is closed.
+    Failed,
+    /// A signal ended the commands, or made them fail: what they were writing may be torn.
+    Killed,
+}
