@@ -1,7 +1,7 @@
 //! The `mount_location` of weights, alone and beside the others.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use super::MOUNT_KEY;
 use crate::error::{Error, Kind, Result};
@@ -39,11 +39,11 @@ fn clean(text: &str) -> std::result::Result<PathBuf, String> {
         return Err(format!("contains a control character: {text:?}"));
     }
     if !text.starts_with('/') {
-        return Err(format!("must be absolute, so begin with a slash: {text:?}"));
+        return Err(not_absolute(text));
     }
     let parts: Vec<_> = text.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
     if parts.contains(&"..") {
-        return Err(format!("has \"..\" in it, so it is not where it seems; write where it leads: {text:?}"));
+        return Err(has_parent(text));
     }
     if parts.is_empty() {
         return Err("is the root, and a mount there hides the whole system; write /models/name".into());
@@ -55,6 +55,29 @@ fn clean(text: &str) -> std::result::Result<PathBuf, String> {
         ));
     }
     Ok(path.into())
+}
+
+fn not_absolute(path: &str) -> String {
+    format!("must be absolute, so begin with a slash: {path:?}")
+}
+
+fn has_parent(path: &str) -> String {
+    format!("has \"..\" in it, so it is not where it seems; write where it leads: {path:?}")
+}
+
+/// Makes sure that a volume of a job can be mounted at `path`: the directory that its name says, whatever links are above it.
+///
+/// # Errors
+/// [`Kind::Invalid`] for one that is not absolute, and one with `..`.
+pub fn check_volume_path(path: &Path) -> Result<()> {
+    let text = path.to_string_lossy();
+    if !path.is_absolute() {
+        return Err(Error::new(Kind::Invalid, not_absolute(&text)));
+    }
+    if path.components().any(|part| part == Component::ParentDir) {
+        return Err(Error::new(Kind::Invalid, has_parent(&text)));
+    }
+    Ok(())
 }
 
 /// Makes sure that `paths` can be the mount locations of one job, by the rules that a configuration is read by.

@@ -104,7 +104,7 @@ pub struct SupervisorInfo {
     /// The directories whose new entries live in memory, for the job alone.
     #[serde(default)]
     pub covered: Vec<PathBuf>,
-    /// The mount locations in its volumes that hide files of these.
+    /// The mount locations in its training caches that hide files of these.
     #[serde(default)]
     pub hiding: Vec<PathBuf>,
     /// The boot in which it ran: in another one its numbers are somebody else's. Unknown for one of an older release.

@@ -1,12 +1,11 @@
 //! `bdnfs check`: checks a configuration file.
 
-use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use bdnfs::error::{Error, Kind};
+use bdnfs::error::Kind;
 use bdnfs::source::{Diagnostic, Diagnostics, DocumentPath, SecretStore, Severity, Uri};
 use bdnfs::weights::{self, AcceptedEntry, Rules, TrainingCache, Variable};
 use bdnfs_agent::jobs::{self, supervisor};
@@ -162,20 +161,20 @@ fn check_places(document: &Value, accepted: &mut Vec<AcceptedEntry>, findings: &
     let caches = cache.as_ref().map_or_else(Vec::new, TrainingCache::paths);
     let located = accepted.iter().map(|accepted| accepted.weights.located());
     let shown = weights::shown_sources(&located.collect::<Vec<_>>(), &caches);
-    let in_caches: BTreeSet<_> =
-        shown.iter().filter(|shown| shown.is_in_cache(&caches)).map(|shown| shown.place.clone()).collect();
     let mut shown = shown.into_iter();
     accepted.retain(|AcceptedEntry { place, .. }| {
         let shown = shown.next();
         shown.is_none_or(|shown| {
-            check_place(&place.key("mount_location"), &shown.place, &mut places, findings)
+            // The host does not have what a cache has, and that the sources don't share a directory is known.
+            shown.is_in_cache(&caches)
+                || check_place(&place.key("mount_location"), &shown.place, &mut places, findings)
         })
     });
     if let Some(load) = &job.load {
         let place = job.place.key("load_checkpoint_config").key("download_folder");
         check_place(&place, &load.download_folder, &mut places, findings);
     }
-    let outside_caches: Vec<_> = places.iter().filter(|place| !in_caches.contains(*place)).cloned().collect();
+    let outside_caches = places.clone();
     if let Some(config) = &job.checkpoints {
         let path = config.checkpoint_path.as_deref().unwrap_or(Path::new(CHECKPOINT_PLACE));
         let place = job.place.key("checkpointing_config").key("checkpoint_path");
@@ -202,7 +201,7 @@ fn check_place(
 ) -> bool {
     let all: Vec<_> = places.iter().map(PathBuf::as_path).chain([path]).collect();
     let check = || supervisor::check_places(&[path]).and_then(|()| supervisor::check_places(&all));
-    match if path.is_absolute() { check() } else { Err(not_absolute(path)) } {
+    match weights::check_volume_path(path).and_then(|()| check()) {
         Ok(()) => places.push(path.to_owned()),
         Err(error) if error.kind() == Kind::Invalid => {
             findings.reject(place, error.to_string());
@@ -212,10 +211,6 @@ fn check_place(
         Err(error) => findings.warn(place, error.to_string()),
     }
     true
-}
-
-fn not_absolute(path: &Path) -> Error {
-    Error::new(Kind::Invalid, format!("must be absolute, so begin with a slash: {path:?}"))
 }
 
 fn accepted_weights(accepted: AcceptedEntry, document: &Document) -> AcceptedWeights {

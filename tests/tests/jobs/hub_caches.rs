@@ -52,6 +52,22 @@ fn hub_caches_of_a_job_are_merged_in_one_directory_that_hf_hub_cache_names() {
     machine
         .run(&["mount", "--config", &file, "--root", text(&root)])
         .fails(&["only jobs and containers show several repositories in one directory"]);
+    // A job shows both in its training cache.
+    let base = machine.directory("base");
+    let sources = ["", "/hub"].map(|below| {
+        let place = format!("{}/user_artifacts{below}", text(&base));
+        format!(
+            "[[weights]]\nsource = \"hf://org/model\"\nmount_location = {place:?}\nlayout = \"hf-cache\"\n"
+        )
+    });
+    let cache = format!(
+        "[runtime]\nstart_commands = [\"true\"]\n[runtime.cache_config]\nenabled = true\nmount_base_path = {base:?}\n"
+    );
+    fs::write(&file, cache + &sources.concat()).unwrap();
+    machine
+        .run(&["mount", "--config", &file, "--root", text(&root)])
+        .fails(&["or in it, or around it; only jobs and containers"]);
+    job(&machine, &["run", "--no-mirror", "--cache-dir", text(machine.cache()), &file]).succeeds();
 }
 
 /// A machine whose Hub has one file of `org/model`.
@@ -136,9 +152,9 @@ fn hub_cache_in_a_training_cache_is_never_mounted_behind_a_link_that_a_job_put_t
     let victim = machine.directory("victim");
     let flag = machine.directory("flag").join("ran");
     for (plant, name) in [
-        (format!("mkdir hub && ln -s {} hub/models--org--model", text(&victim)), "models--org--model"),
+        (format!("mkdir hub && ln -s {} hub/models--org--model", text(&victim)), "hub/models--org--model"),
         (format!("ln -s {} hub", text(&victim)), "hub"),
-        ("mkdir hub && echo x > hub/models--org--model".to_owned(), "models--org--model"),
+        ("mkdir hub && echo x > hub/models--org--model".to_owned(), "hub/models--org--model"),
     ] {
         let plant = format!("cd $BT_PROJECT_CACHE_DIR && rm -rf hub && {plant}");
         run_in_cache(&machine, false, &plant).succeeds();
@@ -183,7 +199,7 @@ fn hub_cache_in_a_training_cache_outlives_the_agent_and_is_not_saved() {
     // Nor is it in the way of what another node downloaded there.
     let other = Machine::new().env("HF_ENDPOINT", hub.url());
     let theirs = other.agent(&config);
-    let download = "cd $BT_PROJECT_CACHE_DIR/hub && cat own && [ -z \"$(ls models--org--model)\" ] && \
+    let download = "cd $BT_PROJECT_CACHE_DIR/hub && cat own && [ -d models--org--model ] && [ -z \"$(ls models--org--model)\" ] && \
                     echo x > models--org--model/x";
     let run = |machine: &Machine, reads: bool, command: &str| {
         let file = job_with_hub_in_its_cache(machine, reads, command);

@@ -2,7 +2,7 @@
 //! volume, which other jobs write to at the same time, so that a link may lie anywhere in it.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use bdnfs::error::{Error, Kind, Result};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, chownat, fchmod, fstat, mkdirat, openat2};
@@ -13,7 +13,7 @@ use crate::context::Context;
 
 /// A directory to mount on.
 #[derive(Debug)]
-pub struct MountPoint {
+pub struct MountTarget {
     /// The directory.
     pub directory: OwnedFd,
     /// Whether it has entries, which the mount hides.
@@ -24,28 +24,34 @@ pub struct MountPoint {
 /// link is followed.
 ///
 /// # Errors
-/// [`Kind::Refused`] where something else is in its place; [`Kind::Disk`].
-pub fn open(volume: &OwnedFd, below: &Path) -> Result<MountPoint> {
+/// [`Kind::Refused`] where something else is in its place; [`Kind::Invalid`] for a path with `..`; [`Kind::Disk`].
+pub fn open(volume: &OwnedFd, below: &Path) -> Result<MountTarget> {
     let mut directory = open_entry(volume, Path::new(".")).context("cannot open the volume")?;
+    let mut reached = PathBuf::new();
     for part in below.components() {
-        let Component::Normal(name) = part else { continue };
+        let Component::Normal(name) = part else {
+            let text =
+                format!("has \"..\" in it, so it is not where it seems; write where it leads: {below:?}");
+            return Err(Error::new(Kind::Invalid, text));
+        };
         let name = Path::new(name);
+        reached.push(name);
         directory = match open_entry(&directory, name) {
             Err(Errno::NOENT) => make(&directory, name),
             opened => opened,
         }
         .map_err(|errno| match errno {
             Errno::LOOP | Errno::NOTDIR | Errno::XDEV => {
-                let name = name.display();
-                Error::new(Kind::Refused, format!("{name} is a symbolic link or a file there; remove it"))
+                let reached = reached.display();
+                Error::new(Kind::Refused, format!("{reached} is a symbolic link or a file there; remove it"))
             }
-            errno => Error::disk(format!("cannot use {}", name.display()), errno.into()),
+            errno => Error::disk(format!("cannot use {}", reached.display()), errno.into()),
         })?;
     }
-    let is_own = |name: &[u8]| matches!(name, b"." | b"..");
+    let is_dot = |name: &[u8]| matches!(name, b"." | b"..");
     let mut entries = Dir::read_from(&directory).context("cannot read it")?;
-    let has_entries = entries.any(|entry| entry.is_ok_and(|entry| !is_own(entry.file_name().to_bytes())));
-    Ok(MountPoint { directory, has_entries })
+    let has_entries = entries.any(|entry| entry.is_ok_and(|entry| !is_dot(entry.file_name().to_bytes())));
+    Ok(MountTarget { directory, has_entries })
 }
 
 /// Opens the directory `name` in `directory`, neither behind a link nor of another mount.
@@ -78,7 +84,7 @@ fn make(parent: &OwnedFd, name: &Path) -> rustix::io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use std::fs::{self, File, Permissions};
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 
     use super::*;
 
@@ -87,22 +93,35 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("tree");
         fs::create_dir(&path).unwrap();
+        chown(&path, Some(1234), Some(5678)).unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o1777)).unwrap();
         let volume: OwnedFd = File::open(&path).unwrap().into();
         let point = open(&volume, Path::new("hub/models--a--b")).unwrap();
         assert!(!point.has_entries);
-        let mode = |below: &str| fs::metadata(path.join(below)).unwrap().permissions().mode() & 0o7777;
-        assert_eq!((mode("hub"), mode("hub/models--a--b")), (0o1777, 0o1777));
+        for below in ["hub", "hub/models--a--b"] {
+            let made = fs::metadata(path.join(below)).unwrap();
+            assert_eq!((made.mode() & 0o7777, made.uid(), made.gid()), (0o1777, 1234, 5678), "{below}");
+        }
         assert!(open(&volume, Path::new("hub")).unwrap().has_entries);
         let other = home.path().join("other");
         fs::create_dir(&other).unwrap();
         symlink(&other, path.join("link")).unwrap();
         symlink("hub", path.join("beside")).unwrap();
         fs::write(path.join("file"), "x").unwrap();
-        for below in ["link", "link/models--a--b", "beside/models--a--b", "file", "file/models--a--b"] {
+        symlink(&other, path.join("hub/link")).unwrap();
+        for (below, name) in [
+            ("link", "link"),
+            ("link/models--a--b", "link"),
+            ("beside/models--a--b", "beside"),
+            ("file", "file"),
+            ("file/models--a--b", "file"),
+            ("hub/link/models--a--b", "hub/link"),
+        ] {
             let error = open(&volume, Path::new(below)).unwrap_err();
-            let name = below.split('/').next().unwrap();
             assert_eq!(error.to_string(), format!("{name} is a symbolic link or a file there; remove it"));
+        }
+        for below in ["../other/x", "hub/../../other/x", "/other"] {
+            assert_eq!(open(&volume, Path::new(below)).unwrap_err().kind(), Kind::Invalid, "{below}");
         }
         assert_eq!(fs::read_dir(&other).unwrap().count(), 0);
     }

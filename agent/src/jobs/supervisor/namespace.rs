@@ -4,7 +4,7 @@
 //! that exists is covered, in this namespace alone, by a small file system in memory with the same entries, each bound to what
 //! the host has there, and the missing directories beside them. New entries of that directory live in it, and vanish with the
 //! job; what lies below those that it had is the host's own, and as writable as ever. Places in a volume of the job are
-//! directories of that volume (`mount_point`).
+//! directories of that volume (`mount_point`). Those in a source, which takes no directory, are made as outside of one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, DirEntry, File};
@@ -62,11 +62,24 @@ impl HostNamespace {
     }
 }
 
+/// A source or a directory of a volume, and where the job sees it.
+struct JobMount<'a> {
+    from: &'a Path,
+    place: &'a Path,
+    is_volume: bool,
+}
+
+impl<'a> JobMount<'a> {
+    fn of((from, place): &'a (PathBuf, PathBuf), is_volume: bool) -> Self {
+        Self { from, place, is_volume }
+    }
+}
+
 /// What the mounts of a job hide from it.
 pub struct JobPlaces {
     /// The directories that are covered.
     pub covered: Vec<PathBuf>,
-    /// The places in volumes of the job that hide files of these.
+    /// The places in training caches of the job that hide files of these.
     pub hiding: Vec<PathBuf>,
 }
 
@@ -87,10 +100,11 @@ pub fn enter(
     // The host's later mounts and unmounts propagate here, and none from here to the host.
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .context("cannot make the mount namespace private")?;
-    let mut all: Vec<_> = sources.iter().chain(&volume.binds).collect();
+    let volumes = volume.binds.iter().map(|bind| JobMount::of(bind, true));
+    let mut all: Vec<_> = sources.iter().map(|bind| JobMount::of(bind, false)).chain(volumes).collect();
     // Parents first: a parent that is mounted later would cover its children.
-    all.sort_by(|(_, a), (_, b)| a.cmp(b));
-    let trees: Vec<OwnedFd> = all.iter().map(|(from, _)| take(from)).collect::<Result<_>>()?;
+    all.sort_by_key(|mount| mount.place);
+    let trees: Vec<OwnedFd> = all.iter().map(|mount| take(mount.from)).collect::<Result<_>>()?;
     unmount_foreign_mounts(jobs)?;
     for root in [Some(&volume.root), volume.shared_root.as_ref()].into_iter().flatten() {
         let cover = || hide(&covering(root)?).context("cannot mount a tmpfs");
@@ -98,16 +112,17 @@ pub fn enter(
     }
     let mut places = MountLocations { scratch, covered: Vec::new(), devices: BTreeSet::new() };
     let mut hiding = Vec::new();
-    for (number, (tree, (_, place))) in trees.iter().zip(&all).enumerate() {
+    for (number, (tree, JobMount { place, .. })) in trees.iter().zip(&all).enumerate() {
         let failed = || format!("cannot mount at {}", place.display());
-        // The nearest one above, which is a volume: sources in sources are refused.
-        let volume =
-            (0..number).rev().find_map(|above| Some((above, place.strip_prefix(&all[above].1).ok()?)));
-        if let Some((above, below)) = volume {
+        let nearest =
+            (0..number).rev().find_map(|above| Some((above, place.strip_prefix(all[above].place).ok()?)));
+        if let Some((above, below)) = nearest.filter(|(above, _)| all[*above].is_volume) {
             let point = mount_point::open(&trees[above], below).map_err(|e| e.context(failed()))?;
             let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
             move_mount(tree, "", &point.directory, "", flags).with_context(failed)?;
-            hiding.extend(point.has_entries.then(|| place.clone()));
+            // In the job's own volume there are only directories for what is mounted in it.
+            let is_cache = !all[above].from.starts_with(&volume.own);
+            hiding.extend((is_cache && point.has_entries).then(|| place.to_path_buf()));
             continue;
         }
         // Links followed, which the kernel does not do here.
