@@ -29,7 +29,7 @@ use job_keys::is_filled;
 
 pub use job::{CheckpointingConfig, JobCommands, UnsupportedKeys, Variable, job_commands, unsupported};
 pub use loading::{CheckpointLoading, CheckpointReference};
-pub use mount::{ShownSource, check_locations, shown_sources};
+pub use mount::{ShownSource, check_locations, check_volume_path, shown_sources};
 pub use schema::{check_label, is_cache_base};
 pub use training_cache::{TrainingCache, training_cache};
 
@@ -117,6 +117,7 @@ pub fn read(document: &Value, rules: Rules) -> (Vec<AcceptedEntry>, Diagnostics)
     let Some(specification) = Specification::find(document, &mut found) else {
         return (Vec::new(), found);
     };
+    let caches = training_cache(document).map_or_else(Vec::new, |cache| cache.paths());
     specification.check(rules, &mut found);
     let document = specification.fields;
     let place = document.place.key("weights");
@@ -129,7 +130,7 @@ pub fn read(document: &Value, rules: Rules) -> (Vec<AcceptedEntry>, Diagnostics)
     let one = |(i, item)| read_source(item, place.index(i), rules, &mut found);
     let mut accepted: Vec<_> = items.iter().enumerate().filter_map(one).collect();
     let sources: Vec<_> = accepted.iter().map(|a| a.weights.located()).collect();
-    let shown = shown_sources(&sources);
+    let shown = shown_sources(&sources, &caches);
     let mounts = shown.iter().zip(&accepted).map(|(shown, a)| (shown.place.as_path(), &a.place));
     let conflicting = mount::reject_conflicts(mounts, &mut found);
     accepted.retain(|a| !conflicting.contains(&a.place));

@@ -130,16 +130,20 @@ fn entry(weights: WeightsSource, options: &SourceOptions) -> Result<WeightsEntry
     })
 }
 
-/// Refuses repositories that share a mount location: each is a mount of its own, and one would cover the other.
+/// Refuses repositories that share a mount location, and one in that of another: each is a mount of its own, and would cover the
+/// other.
 ///
 /// # Errors
 /// Where two do, which.
 pub fn refuse_shared_locations(entries: &[WeightsEntry]) -> Result<()> {
     for (number, entry) in entries.iter().enumerate() {
-        if entries[..number].iter().any(|other| other.mountpoint == entry.mountpoint) {
+        let overlaps = |other: &WeightsEntry| {
+            other.mountpoint.starts_with(&entry.mountpoint) || entry.mountpoint.starts_with(&other.mountpoint)
+        };
+        if entries[..number].iter().any(overlaps) {
             let (uri, place) = (entry.source.uri(), entry.mountpoint.display());
             bail!(
-                "{uri}: {place} is the mount_location of another source; only jobs and containers show several repositories in one directory"
+                "{uri}: {place} is the mount_location of another source, or in it, or around it; only jobs and containers show several repositories in one directory"
             );
         }
     }

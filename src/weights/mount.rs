@@ -1,7 +1,7 @@
 //! The `mount_location` of weights, alone and beside the others.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use super::MOUNT_KEY;
 use crate::error::{Error, Kind, Result};
@@ -39,11 +39,11 @@ fn clean(text: &str) -> std::result::Result<PathBuf, String> {
         return Err(format!("contains a control character: {text:?}"));
     }
     if !text.starts_with('/') {
-        return Err(format!("must be absolute, so begin with a slash: {text:?}"));
+        return Err(not_absolute(text));
     }
     let parts: Vec<_> = text.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
     if parts.contains(&"..") {
-        return Err(format!("has \"..\" in it, so it is not where it seems; write where it leads: {text:?}"));
+        return Err(has_parent(text));
     }
     if parts.is_empty() {
         return Err("is the root, and a mount there hides the whole system; write /models/name".into());
@@ -55,6 +55,29 @@ fn clean(text: &str) -> std::result::Result<PathBuf, String> {
         ));
     }
     Ok(path.into())
+}
+
+fn not_absolute(path: &str) -> String {
+    format!("must be absolute, so begin with a slash: {path:?}")
+}
+
+fn has_parent(path: &str) -> String {
+    format!("has \"..\" in it, so it is not where it seems; write where it leads: {path:?}")
+}
+
+/// Makes sure that a volume of a job can be mounted at `path`: the directory that its name says, whatever links are above it.
+///
+/// # Errors
+/// [`Kind::Invalid`] for one that is not absolute, and one with `..`.
+pub fn check_volume_path(path: &Path) -> Result<()> {
+    let text = path.to_string_lossy();
+    if !path.is_absolute() {
+        return Err(Error::new(Kind::Invalid, not_absolute(&text)));
+    }
+    if path.components().any(|part| part == Component::ParentDir) {
+        return Err(Error::new(Kind::Invalid, has_parent(&text)));
+    }
+    Ok(())
 }
 
 /// Makes sure that `paths` can be the mount locations of one job, by the rules that a configuration is read by.
@@ -90,14 +113,20 @@ impl ShownSource {
     pub fn within(&self, root: &Path) -> PathBuf {
         self.directory.as_ref().map_or_else(|| root.to_owned(), |directory| root.join(directory))
     }
+
+    /// Whether it is a repository beside what one of the training caches at `caches` has.
+    pub fn is_in_cache(&self, caches: &[PathBuf]) -> bool {
+        self.directory.is_some() && caches.iter().any(|cache| self.place.starts_with(cache))
+    }
 }
 
 /// The trees that are shown of `sources`, each with its mount location. Repositories of the Hub in the layout hf-cache with one
-/// mount location are shown in it side by side, as in one cache.
-pub fn shown_sources(sources: &[(PathBuf, Option<TreeLayout>, Uri)]) -> Vec<ShownSource> {
+/// mount location are shown in it side by side, as in one cache; those in a training cache, one of `caches`, beside what it has.
+pub fn shown_sources(sources: &[(PathBuf, Option<TreeLayout>, Uri)], caches: &[PathBuf]) -> Vec<ShownSource> {
     let is_hub_cache = |layout: &Option<TreeLayout>| *layout == Some(TreeLayout::HfCache);
     let shares = |path: &PathBuf| {
-        sources.iter().filter(|(other, layout, _)| other == path && is_hub_cache(layout)).count() > 1
+        caches.iter().any(|cache| path.starts_with(cache))
+            || sources.iter().filter(|(other, layout, _)| other == path && is_hub_cache(layout)).count() > 1
     };
     let shown = |(path, layout, uri): &(PathBuf, Option<TreeLayout>, Uri)| {
         let directory = uri.hub_directory().filter(|_| is_hub_cache(layout) && shares(path));

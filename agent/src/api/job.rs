@@ -91,7 +91,8 @@ impl JobRequest {
         let located = |weights: &Weights| {
             Ok((weights.mountpoint.clone(), weights.layout, weights.source.expose().parse::<Uri>()?))
         };
-        Ok(shown_sources(&self.weights.iter().map(located).collect::<Result<Vec<_>, _>>()?))
+        let caches = self.cache.as_ref().map_or_else(Vec::new, TrainingCache::paths);
+        Ok(shown_sources(&self.weights.iter().map(located).collect::<Result<Vec<_>, _>>()?, &caches))
     }
 
     /// The mount location of its sources in the layout hf-cache, if they have one in common.

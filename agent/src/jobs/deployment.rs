@@ -64,6 +64,10 @@ pub async fn deploy(run: &JobRun) -> ApiResult<RunningCommands> {
             "new entries of {directory} are kept in memory, {most} at most, until the job ends; those that it has are the host's"
         ));
     }
+    for place in &supervisor.hiding {
+        let place = place.display();
+        job.note(format!("{place}: the files that the cache has there are hidden as long as the job runs"));
+    }
     report.seconds.launch = begin.elapsed().as_secs_f64();
     job.set_report(report);
     Ok(RunningCommands { supervisor, _attached: attached })

@@ -108,13 +108,15 @@ pub fn check(request: &JobRequest, shared: bool) -> Result<()> {
             request.training.nodes
         ));
     }
-    let others = request.weights.iter().map(|weights| weights.mountpoint.clone());
+    let caches = cache.paths();
+    let shown = request.shown_sources()?.into_iter().filter(|shown| !shown.is_in_cache(&caches));
+    let others = shown.map(|shown| shown.place);
     let others = others.chain(request.load.as_ref().map(|load| load.download_folder.clone()));
     check_cache_places(cache, &others.collect::<Vec<_>>())
 }
 
 /// Refuses caches that lie in a directory of `others`, of which the job has sources or checkpoints, or in the scratch directory,
-/// and those that one of these lies in.
+/// and those that one of these lies in; repositories of the Hub that may lie in a cache are none of `others`.
 ///
 /// # Errors
 /// [`Kind::Invalid`].

@@ -31,9 +31,11 @@ use crate::{runtime, volumes};
 
 mod commands;
 pub mod log;
+mod mount_point;
 mod namespace;
 mod processes;
 
+use namespace::JobPlaces;
 pub use namespace::{TMPFS_OVERLAY_BYTES, check_places};
 
 /// The file that the supervisor holds locked as long as it lives.
@@ -102,6 +104,9 @@ pub struct SupervisorInfo {
     /// The directories whose new entries live in memory, for the job alone.
     #[serde(default)]
     pub covered: Vec<PathBuf>,
+    /// The mount locations in its training caches that hide files of these.
+    #[serde(default)]
+    pub hiding: Vec<PathBuf>,
     /// The boot in which it ran: in another one its numbers are somebody else's. Unknown for one of an older release.
     #[serde(default)]
     pub boot: Option<String>,
@@ -194,13 +199,13 @@ fn prepare(order: &SupervisorOrder, lock: File) -> Result<(JobDirectory, Supervi
     rustix::process::set_child_subreaper(rustix::process::getpid().into())
         .context("cannot become a child subreaper")?;
     rustix::process::umask(Mode::from_bits_truncate(order.umask));
-    let covered =
+    let JobPlaces { covered, hiding } =
         namespace::enter(&order.sources, &order.volume, &order.jobs, &order.directory.join(ROOT_DIRECTORY))?;
     let workdir = order.workdir.display();
     std::env::set_current_dir(&order.workdir)
         .with_context(|| format!("cannot run in the directory {workdir}"))?;
     let (namespace, boot) = (namespace::number("self")?, bdnfs::boot::id_line().ok());
-    let started = SupervisorInfo { pid: std::process::id() as i32, namespace, covered, boot };
+    let started = SupervisorInfo { pid: std::process::id() as i32, namespace, covered, hiding, boot };
     directory.write(STARTED_FILE, &started)?;
     Ok((directory, started))
 }
@@ -307,7 +312,10 @@ mod tests {
                 _ => std::thread::sleep(KILL_POLL_INTERVAL),
             }
         };
-        let of_boot = |boot: Option<String>| SupervisorInfo { pid: 0, namespace, covered: Vec::new(), boot };
+        let of_boot = |boot: Option<String>| {
+            let (covered, hiding) = (Vec::new(), Vec::new());
+            SupervisorInfo { pid: 0, namespace, covered, hiding, boot }
+        };
         kill_rest(&of_boot(Some("another".to_owned())));
         assert!(child.try_wait().unwrap().is_none(), "it is not of the job");
         // A zombie has no namespace.

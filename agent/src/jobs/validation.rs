@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use bdnfs::auth::load;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::{SecretStore, Uri};
-use bdnfs::weights::{check_label, check_locations};
+use bdnfs::weights::{check_label, check_locations, check_volume_path};
 
 use super::job_caches;
 use super::job_volume::checkpoint_path;
@@ -39,9 +39,7 @@ pub fn check(
         ("checkpointing_config.checkpoint_path", saved.as_deref()),
     ];
     for (key, place) in own {
-        if let Some(place) = place.filter(|place| !place.is_absolute()) {
-            return invalid(format!("{key}: must be absolute, not {}", place.display()));
-        }
+        place.map_or(Ok(()), check_volume_path).map_err(|e| e.context(key))?;
     }
     if saved.is_some() && request.direct {
         return invalid("checkpoints are saved in a mirror; leave out --no-mirror".to_owned());

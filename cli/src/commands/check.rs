@@ -5,9 +5,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use bdnfs::error::{Error, Kind};
+use bdnfs::error::Kind;
 use bdnfs::source::{Diagnostic, Diagnostics, DocumentPath, SecretStore, Severity, Uri};
-use bdnfs::weights::{self, AcceptedEntry, Rules, Variable};
+use bdnfs::weights::{self, AcceptedEntry, Rules, TrainingCache, Variable};
 use bdnfs_agent::jobs::{self, supervisor};
 use bdnfs_agent::volumes::{CHECKPOINT_PLACE, SCRATCH_PLACE};
 use serde::Serialize;
@@ -157,12 +157,17 @@ fn check_places(document: &Value, accepted: &mut Vec<AcceptedEntry>, findings: &
     if !job.start_commands.is_empty() {
         check_place(&job.place, Path::new(SCRATCH_PLACE), &mut places, findings);
     }
+    let cache = weights::training_cache(document);
+    let caches = cache.as_ref().map_or_else(Vec::new, TrainingCache::paths);
     let located = accepted.iter().map(|accepted| accepted.weights.located());
-    let mut shown = weights::shown_sources(&located.collect::<Vec<_>>()).into_iter();
+    let shown = weights::shown_sources(&located.collect::<Vec<_>>(), &caches);
+    let mut shown = shown.into_iter();
     accepted.retain(|AcceptedEntry { place, .. }| {
         let shown = shown.next();
         shown.is_none_or(|shown| {
-            check_place(&place.key("mount_location"), &shown.place, &mut places, findings)
+            // The host does not have what a cache has, and that the sources don't share a directory is known.
+            shown.is_in_cache(&caches)
+                || check_place(&place.key("mount_location"), &shown.place, &mut places, findings)
         })
     });
     if let Some(load) = &job.load {
@@ -175,7 +180,6 @@ fn check_places(document: &Value, accepted: &mut Vec<AcceptedEntry>, findings: &
         let place = job.place.key("checkpointing_config").key("checkpoint_path");
         check_place(&place, path, &mut places, findings);
     }
-    let cache = weights::training_cache(document);
     // Another base is refused already.
     if let Some(cache) = cache.filter(|cache| weights::is_cache_base(&cache.mount_base_path)) {
         let place = job.place.key("cache_config");
@@ -197,7 +201,7 @@ fn check_place(
 ) -> bool {
     let all: Vec<_> = places.iter().map(PathBuf::as_path).chain([path]).collect();
     let check = || supervisor::check_places(&[path]).and_then(|()| supervisor::check_places(&all));
-    match if path.is_absolute() { check() } else { Err(not_absolute(path)) } {
+    match weights::check_volume_path(path).and_then(|()| check()) {
         Ok(()) => places.push(path.to_owned()),
         Err(error) if error.kind() == Kind::Invalid => {
             findings.reject(place, error.to_string());
@@ -207,10 +211,6 @@ fn check_place(
         Err(error) => findings.warn(place, error.to_string()),
     }
     true
-}
-
-fn not_absolute(path: &Path) -> Error {
-    Error::new(Kind::Invalid, format!("must be absolute, so begin with a slash: {path:?}"))
 }
 
 fn accepted_weights(accepted: AcceptedEntry, document: &Document) -> AcceptedWeights {

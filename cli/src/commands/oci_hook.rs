@@ -68,7 +68,7 @@ pub fn run(args: &OciHookArgs) -> Result<()> {
         let located = |entry: &'_ ContainerWeights| {
             (entry.mount_location.clone(), entry.layout, entry.source.uri().clone())
         };
-        let shown = shown_sources(&weights.iter().map(located).collect::<Vec<_>>());
+        let shown = shown_sources(&weights.iter().map(located).collect::<Vec<_>>(), &[]);
         let trees = bases.iter().zip(&shown).map(|(base, shown)| shown.within(base));
         let copies = trees.map(|tree| DetachedMount::copy_of(&tree)).collect::<Result<Vec<_>, _>>()?;
         let locations = shown.into_iter().map(|shown| shown.place);

@@ -159,6 +159,79 @@ fn hub_caches_of_a_job_are_found_by_huggingface_hub_offline() {
     assert_eq!(output, "model\nrows\n['org/data', 'org/model']\n");
 }
 
+/// Reads what is staged in the cache, online and not, and downloads another repository beside it.
+const DOWNLOADING_SCRIPT: &str = r#"
+import errno
+from huggingface_hub import hf_hub_download, snapshot_download
+staged = snapshot_download("org/model", local_files_only=True)
+assert staged == snapshot_download("org/model") == snapshot_download("org/model", revision="main")
+assert open(hf_hub_download("org/model", "config.json")).read() == "model"
+assert open(snapshot_download("org/other") + "/weights.bin", "rb").read() == b"w" * 3_000_000
+# A revision that is not mounted.
+assert open(hf_hub_download("org/moved", "config.json", revision="v1")).read() == "old"
+try:
+    hf_hub_download("org/moved", "config.json")
+except OSError as error:
+    assert error.errno == errno.EROFS, error
+else:
+    raise SystemExit("the mount takes no files")
+"#;
+
+/// What a later job finds without a network.
+const LATER_SCRIPT: &str = r#"
+from huggingface_hub import scan_cache_dir, snapshot_download
+for repo in scan_cache_dir().repos:
+    files = sorted(file.file_name for revision in repo.revisions for file in revision.files)
+    print(repo.repo_id, *files, snapshot_download(repo.repo_id) == str(next(iter(repo.revisions)).snapshot_path))
+"#;
+
+#[test]
+fn hub_cache_in_a_training_cache_is_one_with_what_huggingface_hub_downloads() {
+    let hub = HubServer::start();
+    hub.publish("models/org/model", "main", &[("config.json", b"model")]);
+    hub.publish(
+        "models/org/other",
+        "main",
+        &[("weights.bin", &[b'w'; 3_000_000]), ("config.json", b"other")],
+    );
+    hub.publish("models/org/moved", "v1", &[("config.json", b"old")]);
+    hub.publish("models/org/moved", "main", &[("config.json", b"new")]);
+    let machine = Machine::new().env("HF_ENDPOINT", hub.url());
+    let python = target().parent().unwrap().join("emulators/bin/python3");
+    let scripts = machine.directory("script");
+    let command = |name: &str, script: &str| {
+        std::fs::write(scripts.join(name), script).unwrap();
+        let settings = "HF_HUB_DISABLE_XET=1 HF_HUB_DISABLE_PROGRESS_BARS=1";
+        format!("HF_ENDPOINT={} {settings} {} {}", hub.url(), python.display(), scripts.join(name).display())
+    };
+    let base = machine.directory("base");
+    let place = base.join("huggingface/hub");
+    let run = |sources: &[&str], command: &str| {
+        let weights = sources.iter().map(|source| {
+            format!("[[weights]]\nsource = {source:?}\nmount_location = {place:?}\nlayout = \"hf-cache\"\n")
+        });
+        let cache = format!("enabled = true\nenable_legacy_hf_mount = true\nmount_base_path = {base:?}\n");
+        let weights: String = weights.collect();
+        let file = machine.directory("specs").join("job.toml");
+        let text =
+            format!("[runtime]\nstart_commands = [{command:?}]\n[runtime.cache_config]\n{cache}{weights}");
+        std::fs::write(&file, text).unwrap();
+        let words = ["job", "run", "--no-mirror", "--cache-dir", machine.cache().to_str().unwrap()];
+        machine.run(&[&words[..], &[file.to_str().unwrap()]].concat()).succeeds()
+    };
+    let download = command("download.py", DOWNLOADING_SCRIPT);
+    let twice = format!(
+        "{download} & one=$!; {download} && wait $one && ls -d $HF_HUB_CACHE/.locks/models--org--other"
+    );
+    let locks = place.join(".locks/models--org--other");
+    assert_eq!(run(&["hf://org/model", "hf://org/moved@v1"], &twice), format!("{}\n", locks.display()));
+    let look = format!("HF_HUB_OFFLINE=1 {} | sort", command("later.py", LATER_SCRIPT));
+    let own = "org/other config.json weights.bin True\n";
+    assert_eq!(run(&["hf://org/model"], &look), format!("org/model config.json True\n{own}"));
+    // The empty directories of what was mounted are nothing to it.
+    assert_eq!(run(&[], &format!("HF_HUB_CACHE={} {look}", place.display())), own);
+}
+
 #[test]
 fn hub_cache_layout_is_what_huggingface_hub_finds_offline() {
     let mut hub = HubServer::start();

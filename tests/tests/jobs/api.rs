@@ -52,9 +52,14 @@ fn job_posted_with_what_the_command_refuses_is_refused_at_once() {
         refused(&agent, json!({"workdir": workdir}), words);
     }
     let folder = json!({"checkpoints": {"path": "saved"}});
-    refused(&agent, folder, "checkpointing_config.checkpoint_path: must be absolute, not saved");
+    refused(&agent, folder, "checkpointing_config.checkpoint_path: must be absolute");
+    // Its name is below the scratch directory, and it is not.
+    let folder = json!({"checkpoints": {"path": "/mnt/bt-scratch/../saved"}});
+    refused(&agent, folder, r#"checkpointing_config.checkpoint_path: has ".." in it"#);
     let folder = json!({"load": {"checkpoints": [], "download_folder": "loaded"}});
-    refused(&agent, folder, "load_checkpoint_config.download_folder: must be absolute, not loaded");
+    refused(&agent, folder, "load_checkpoint_config.download_folder: must be absolute");
+    let folder = json!({"load": {"checkpoints": [], "download_folder": "/mnt/../loaded"}});
+    refused(&agent, folder, r#"load_checkpoint_config.download_folder: has ".." in it"#);
     refused(&agent, json!({"start_commands": ["true", "echo a\0b"]}), "start_commands[1] contains a NUL");
     refused(&agent, json!({"environment": {"A": "b\0"}}), "the variable A contains a NUL");
     refused(&agent, json!({"environment": {"A\0": "b"}}), "cannot be the name of a variable");

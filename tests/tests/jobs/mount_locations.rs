@@ -10,6 +10,36 @@ use serde_json::Value;
 use crate::kit::{events, job, spec, text, toml};
 
 #[test]
+fn job_with_volumes_in_a_source_writes_to_them() {
+    let env = TestEnv::new();
+    env.put("file", MIB);
+    let machine = &env.machine;
+    let commands = ["set -e; wc -c < /mnt/file; echo x > $BT_SCRATCH_DIR/x; ls -d /mnt/*; ! touch /mnt/file"];
+    let file = spec(machine, "job.toml", &toml(&[("s3://bucket", "/mnt")], &commands));
+    let words = ["run", "--no-mirror", "--cache-dir", text(machine.cache()), text(&file)];
+    let ran = job(machine, &words);
+    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+    assert_eq!(ran.out, "1048576\n/mnt/bt-scratch\n/mnt/file\n");
+}
+
+#[test]
+fn job_with_mounts_in_its_own_volume_hides_nothing() {
+    let env = TestEnv::new();
+    env.put("file", MIB);
+    let machine = &env.machine;
+    let source = [("s3://bucket", "/mnt/bt-scratch/loaded/model")];
+    let commands = ["wc -c < $BT_LOAD_CHECKPOINT_DIR/model/file; echo x > $BT_LOAD_CHECKPOINT_DIR/x"];
+    let load =
+        "[runtime.load_checkpoint_config]\nenabled = true\ndownload_folder = \"/mnt/bt-scratch/loaded\"\n";
+    let file = spec(machine, "job.toml", &(toml(&source, &commands) + load));
+    let words = ["run", "--cache-dir", text(machine.cache())];
+    let mirror = format!("file://{}", text(&machine.directory("mirror")));
+    let ran = job(machine, &[&words[..], &["--mirror", &mirror, text(&file)]].concat());
+    assert_eq!((ran.code, &*ran.out), (Some(0), "1048576\n"), "{}", ran.err);
+    assert!(!ran.err.contains("hidden"), "{}", ran.err);
+}
+
+#[test]
 fn job_with_missing_mount_location_can_write_beside_it() {
     let env = TestEnv::new();
     env.put("file", MIB);

@@ -3,7 +3,8 @@
 //! A place that exists is mounted over. Where one doesn't, the host gets no new directory: the nearest directory above it
 //! that exists is covered, in this namespace alone, by a small file system in memory with the same entries, each bound to what
 //! the host has there, and the missing directories beside them. New entries of that directory live in it, and vanish with the
-//! job; what lies below those that it had is the host's own, and as writable as ever.
+//! job; what lies below those that it had is the host's own, and as writable as ever. Places in a volume of the job are
+//! directories of that volume (`mount_point`). Those in a source, which takes no directory, are made as outside of one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, DirEntry, File};
@@ -22,7 +23,7 @@ use rustix::mount::{
 use rustix::process::Pid;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
-use super::VolumeBinds;
+use super::{VolumeBinds, mount_point};
 use crate::context::Context;
 
 /// The most entries that a directory to be covered may have. Each becomes a mount, and the kernel takes 100,000 of them.
@@ -61,9 +62,30 @@ impl HostNamespace {
     }
 }
 
+/// A source or a directory of a volume, and where the job sees it.
+struct JobMount<'a> {
+    from: &'a Path,
+    place: &'a Path,
+    is_volume: bool,
+}
+
+impl<'a> JobMount<'a> {
+    fn of((from, place): &'a (PathBuf, PathBuf), is_volume: bool) -> Self {
+        Self { from, place, is_volume }
+    }
+}
+
+/// What the mounts of a job hide from it.
+pub struct JobPlaces {
+    /// The directories that are covered.
+    pub covered: Vec<PathBuf>,
+    /// The places in training caches of the job that hide files of these.
+    pub hiding: Vec<PathBuf>,
+}
+
 /// Leaves the host's mount namespace for one of its own, in which each of `sources` lies at its place, and what is bound of
 /// `volume`. What else is mounted below `jobs` is not in it, nor are other volumes. `scratch` is an empty directory of the job's
-/// own. Returns the directories that are covered.
+/// own.
 ///
 /// To be called before the process has a second thread: each would keep its own.
 pub fn enter(
@@ -71,35 +93,48 @@ pub fn enter(
     volume: &VolumeBinds,
     jobs: &Path,
     scratch: &Path,
-) -> Result<Vec<PathBuf>> {
+) -> Result<JobPlaces> {
     // SAFETY: no descriptors are unshared, which is what can make it unsafe; and this process has one thread.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }
         .context("cannot make a mount namespace: run jobs as root")?;
     // The host's later mounts and unmounts propagate here, and none from here to the host.
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .context("cannot make the mount namespace private")?;
-    let mut all: Vec<_> = sources.iter().chain(&volume.binds).collect();
+    let volumes = volume.binds.iter().map(|bind| JobMount::of(bind, true));
+    let mut all: Vec<_> = sources.iter().map(|bind| JobMount::of(bind, false)).chain(volumes).collect();
     // Parents first: a parent that is mounted later would cover its children.
-    all.sort_by(|(_, a), (_, b)| a.cmp(b));
-    let trees: Vec<OwnedFd> = all.iter().map(|(from, _)| take(from)).collect::<Result<_>>()?;
+    all.sort_by_key(|mount| mount.place);
+    let trees: Vec<OwnedFd> = all.iter().map(|mount| take(mount.from)).collect::<Result<_>>()?;
     unmount_foreign_mounts(jobs)?;
     for root in [Some(&volume.root), volume.shared_root.as_ref()].into_iter().flatten() {
         let cover = || hide(&covering(root)?).context("cannot mount a tmpfs");
         cover().map_err(|e| e.context(format!("cannot cover the volumes in {}", root.display())))?;
     }
     let mut places = MountLocations { scratch, covered: Vec::new(), devices: BTreeSet::new() };
-    for (tree, (_, place)) in trees.iter().zip(all) {
-        let with_context = |e: Error| e.context(format!("cannot mount at {}", place.display()));
+    let mut hiding = Vec::new();
+    for (number, (tree, JobMount { place, .. })) in trees.iter().zip(&all).enumerate() {
+        let failed = || format!("cannot mount at {}", place.display());
+        let nearest =
+            (0..number).rev().find_map(|above| Some((above, place.strip_prefix(all[above].place).ok()?)));
+        if let Some((above, below)) = nearest.filter(|(above, _)| all[*above].is_volume) {
+            let point = mount_point::open(&trees[above], below).map_err(|e| e.context(failed()))?;
+            let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+            move_mount(tree, "", &point.directory, "", flags).with_context(failed)?;
+            // In the job's own volume there are only directories for what is mounted in it.
+            let is_cache = !all[above].from.starts_with(&volume.own);
+            hiding.extend((is_cache && point.has_entries).then(|| place.to_path_buf()));
+            continue;
+        }
         // Links followed, which the kernel does not do here.
-        let directory = places.make(place).map_err(with_context)?;
+        let directory = places.make(place).map_err(|e| e.context(failed()))?;
         move_mount(tree, "", CWD, &directory, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
-            .with_context(|| format!("cannot mount at {}", place.display()))?;
+            .with_context(failed)?;
     }
     // Covering binds copies of what lies below.
     for mounted in mounts::all()?.iter().rev().filter(|mounted| mounted.mountpoint.starts_with(jobs)) {
         let _ = unmount(&mounted.mountpoint, UnmountFlags::DETACH);
     }
-    Ok(places.covered)
+    Ok(JobPlaces { covered: places.covered, hiding })
 }
 
 /// The directory to hide, so that what lies in `root` is hidden: `root` itself, or, as long as that is not mounted, the one above

@@ -119,6 +119,16 @@ fn check_rejects_overlapping_or_relative_job_directories() {
             "file:3: runtime.load_checkpoint_config.download_folder: must be absolute",
         ),
         (
+            enabled("checkpointing_config", "checkpoint_path = '/mnt/bt-scratch/../ckpts'"),
+            "/models/a",
+            "file:3: runtime.checkpointing_config.checkpoint_path: has \"..\" in it",
+        ),
+        (
+            enabled("load_checkpoint_config", "download_folder = '/mnt/bt-scratch/../loaded'"),
+            "/models/a",
+            "file:3: runtime.load_checkpoint_config.download_folder: has \"..\" in it",
+        ),
+        (
             enabled("checkpointing_config", "checkpoint_path = '/models/a'"),
             "/models/a",
             "file:3: runtime.checkpointing_config.checkpoint_path: mount location /models/a is used twice",
@@ -153,6 +163,41 @@ fn check_rejects_overlapping_or_relative_job_directories() {
             0,
             "{runtime}"
         );
+    }
+}
+
+#[test]
+fn check_accepts_repositories_of_the_hub_in_a_training_cache() {
+    let said = |mount: &str, layout: &str| {
+        let toml = format!(
+            "[runtime]\nstart_commands = ['true']\ncache_config = {{ enabled = true, mount_base_path = '/c' }}\n\
+             [[weights]]\nsource = 'hf://o/r@main'\nmount_location = '{mount}'\n{layout}"
+        );
+        format_report(&report(Format::Toml, &toml))
+    };
+    let layout = "layout = 'hf-cache'\n";
+    for mount in ["/c/user_artifacts", "/c/user_artifacts/hub", "/c/team_artifacts/hub"] {
+        assert!(!said(mount, layout).contains("hide each other"), "{mount}: {}", said(mount, layout));
+        assert!(said(mount, "").contains("hide each other"), "{mount}: {}", said(mount, ""));
+    }
+    assert!(said("/c", layout).contains("hide each other"), "{}", said("/c", layout));
+}
+
+#[test]
+fn check_judges_repositories_in_a_training_cache_by_no_file_of_the_host() {
+    let home = tempfile::tempdir().unwrap();
+    let base = home.path().display();
+    std::fs::create_dir(home.path().join("user_artifacts")).unwrap();
+    std::os::unix::fs::symlink("nowhere", home.path().join("user_artifacts/dangling")).unwrap();
+    std::fs::write(home.path().join("user_artifacts/file"), "").unwrap();
+    for place in ["dangling", "file"] {
+        let toml = format!(
+            "[runtime]\nstart_commands = ['true']\ncache_config = {{ enabled = true, mount_base_path = '{base}' }}\n\
+             [[weights]]\nsource = 'hf://o/r@main'\nmount_location = '{base}/user_artifacts/{place}'\nlayout = 'hf-cache'\n\
+             [[weights]]\nsource = 'hf://o/r@main'\nmount_location = '{base}/user_artifacts'\nlayout = 'hf-cache'\n"
+        );
+        let report = report(Format::Toml, &toml);
+        assert!(report.accepted && report.weights.len() == 2, "{}", format_report(&report));
     }
 }
 
