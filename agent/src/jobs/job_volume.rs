@@ -57,8 +57,12 @@ pub fn create(services: &JobServices, job: &Job) -> Result<(VolumeBinds, Vec<Fil
     }
     binds.extend(cache_binds);
     for (_, place) in &binds {
-        // On the host, where that can be: a directory that is covered instead forgets what the job writes beside the volume.
-        let _ = fs::create_dir_all(place);
+        let is_nested = binds.iter().any(|(_, other)| other != place && place.starts_with(other));
+        // On the host, where that can be: a directory that is covered instead forgets what the job writes beside the volume. One in
+        // another volume is that one's own.
+        if !is_nested {
+            let _ = fs::create_dir_all(place);
+        }
     }
     let (root, own) = (services.volumes.directory().to_owned(), volume.path().to_owned());
     let shared_root = services.volumes.shared_directory().map(Path::to_owned);
