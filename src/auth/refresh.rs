@@ -1,10 +1,13 @@
-//! Getting a key from the service that issues it: AWS's STS ([`sts`]), OAuth and workload identity ([`oidc`]), the metadata
-//! service of a machine ([`metadata`]); and when a key expires ([`key_expiry`]).
+//! Getting a key from the service that issues it: AWS's STS ([`sts`]), Google ([`oidc`]), Entra ID ([`entra_tokens`]), the
+//! metadata service of a machine ([`metadata`]); and when a key expires ([`key_expiry`]).
 
+pub(super) mod entra_tokens;
 pub(super) mod key_expiry;
 pub(super) mod metadata;
 pub(super) mod oidc;
 pub(super) mod sts;
+mod subject_token;
+mod token_request;
 
 use std::time::SystemTime;
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 
+use crate::auth::refresh::entra_tokens::EntraTokens;
 use crate::auth::refresh::key_expiry::sas_expiry;
 use crate::auth::refresh::metadata::{self, METADATA_URL};
-use crate::auth::refresh::oidc::EntraTokens;
 use crate::auth::refresh::{FixedKey, KeyOrigin, KeyProvider, StoreProvider};
 use crate::auth::store_adapter::{TokenHttp, token_retry};
 use crate::auth::{AuthKey, wrong_service};
