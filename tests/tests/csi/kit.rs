@@ -7,13 +7,27 @@ use std::process::Child;
 use std::time::Duration;
 
 use bdnfs_tests::agent::AgentProcess;
-use bdnfs_tests::kubelet::{Kubelet, PodVolume};
+use bdnfs_tests::kubelet::{CALL_DEADLINE, Kubelet, PodVolume};
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::wait_for_exit;
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tools::program;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::json;
+use serde_json::{Value, json};
+
+/// The key of a pod's tokens, among the attributes of a volume or its secrets.
+pub const TOKENS_KEY: &str = "csi.storage.k8s.io/serviceAccount.tokens";
+/// A part of each token of a pod, so that a test can look for it where no token may be.
+pub const POD_TOKEN: &str = "tokenOfAPodThatNobodyMaySee";
+
+/// The volume with its pod's `tokens`, as kubelets send them: since Kubernetes 1.35 among the secrets.
+pub fn with_tokens(volume: &PodVolume, tokens: &Value, in_secrets: bool) -> PodVolume {
+    let mut volume = volume.clone();
+    let place = if in_secrets { &mut volume.secrets } else { &mut volume.context };
+    place.insert(TOKENS_KEY.to_owned(), tokens.to_string());
+    volume
+}
 
 /// A node. What it runs ends with it.
 pub struct KubernetesNode {
@@ -96,6 +110,31 @@ impl KubernetesNode {
         let mut kubelet = Kubelet::new(&root).with_deadline(deadline);
         kubelet.register();
         Self { driver, kubelet, agent, env }
+    }
+
+    /// A node whose driver takes the tokens of pods.
+    pub fn with_pod_tokens() -> Self {
+        let mut node = Self::new(CALL_DEADLINE);
+        node.driver.end();
+        node.driver = DriverProcess::start(&node.env, &["--pod-tokens"]);
+        node.kubelet.register();
+        node
+    }
+
+    /// Makes sure that none of `secrets` is in a file of the agent, in a log, or in what was `said`, and no token in what the agent
+    /// publishes.
+    pub fn assert_not_leaked(&self, secrets: &[&str], said: &str) {
+        assert!(!self.agent().get("/v1/publications").body.contains(POD_TOKEN));
+        let machine = &self.env.machine;
+        for secret in secrets {
+            let mut grep = program("grep");
+            grep.args(["-r", "-a", "-s", "-l", "-F", "-e", secret]);
+            let output = grep.args([machine.cache(), &machine.directory("etc")]).output().unwrap();
+            assert_eq!(String::from_utf8_lossy(&output.stdout), "", "files that have {secret}");
+            for text in [&self.driver.log(), &self.agent().log(), said] {
+                assert!(!text.contains(secret), "{text}");
+            }
+        }
     }
 
     /// What the agent's configuration says beside its cache.

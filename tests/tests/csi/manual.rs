@@ -13,13 +13,11 @@ use bdnfs_tests::tools::{python, run};
 use serde_json::{Value, json};
 use tonic::Code;
 
-use crate::kit::{DriverProcess, secret};
+use crate::kit::{DriverProcess, TOKENS_KEY, secret};
 
 /// What is written of the page's volumes that pods write to.
 const INLINE_VOLUMES: &str = "inline_volumes = [\"checkpoints\", \"projectCache\"]";
 const PROVISIONER: &str = "csi.bdnfs.io";
-/// What the kubelet sends with every volume where the chart has `podTokens`.
-const TOKENS_KEY: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 
 /// The objects of the page's YAML.
 fn objects() -> Vec<Value> {

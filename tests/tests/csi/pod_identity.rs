@@ -7,14 +7,13 @@ use std::time::{Duration, Instant};
 use bdnfs_tests::MIB;
 use bdnfs_tests::clouds::CloudServer;
 use bdnfs_tests::federation::{CLOUD_SECRET, TokenServices};
-use bdnfs_tests::kubelet::{CALL_DEADLINE, PodVolume};
+use bdnfs_tests::kubelet::PodVolume;
 use bdnfs_tests::process::eventually;
-use bdnfs_tests::tools::program;
 use bdnfs_tests::tree::{assert_same, assert_same_tree};
 use serde_json::json;
 use tonic::Code;
 
-use crate::kit::{DriverProcess, KubernetesNode};
+use crate::kit::{KubernetesNode, POD_TOKEN, with_tokens};
 use crate::publish::remaining;
 
 const PROVIDER: &str =
@@ -22,9 +21,6 @@ const PROVIDER: &str =
 const ACCOUNT: &str = "models@project.iam.gserviceaccount.com";
 const TENANT: &str = "11111111-2222-4333-8444-555555555555";
 const CLIENT: &str = "aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee";
-/// Beginnings of the tokens for each cloud, so that a test can look for them where no token may be.
-const POD_TOKEN: &str = "tokenOfAPodThatNobodyMaySee";
-const TOKENS_KEY: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 /// How long tokens of the services are good at first.
 const TOKEN_LIFETIME: Duration = Duration::from_secs(4);
 
@@ -72,10 +68,7 @@ impl CloudIdentity {
 impl IdentityNode {
     /// One whose services trust the token `number`.
     fn new(identity: CloudIdentity, number: u32) -> Self {
-        let mut node = KubernetesNode::new(CALL_DEADLINE);
-        node.driver.end();
-        node.driver = DriverProcess::start(&node.env, &["--pod-tokens"]);
-        node.kubelet.register();
+        let node = KubernetesNode::with_pod_tokens();
         let services = TokenServices::start();
         let buckets = node.env.bucket();
         let storage = CloudServer::guarded(buckets.parent().unwrap(), &services.storage_tokens());
@@ -120,17 +113,14 @@ impl IdentityNode {
     }
 }
 
-/// The volume with the tokens `number` of its pod, as kubelets send them.
-fn with_tokens(volume: &PodVolume, number: u32, in_secrets: bool) -> PodVolume {
-    let mut volume = volume.clone();
+/// The volume with the tokens `number` of its pod.
+fn with_token(volume: &PodVolume, number: u32, in_secrets: bool) -> PodVolume {
     let tokens = json!({
         format!("https:{PROVIDER}"): {"token": CloudIdentity::Federated.token(number)},
         "api://AzureADTokenExchange": {"token": CloudIdentity::Entra.token(number)},
         "sts.amazonaws.com": {"token": format!("{POD_TOKEN}-aws-{number}")},
     });
-    let place = if in_secrets { &mut volume.secrets } else { &mut volume.context };
-    place.insert(TOKENS_KEY.to_owned(), tokens.to_string());
-    volume
+    with_tokens(volume, &tokens, in_secrets)
 }
 
 #[test]
@@ -138,7 +128,7 @@ fn volume_by_an_identity_is_staged_with_the_token_of_its_pod() {
     for (identity, in_secrets) in IDENTITIES.into_iter().zip([true, false, true]) {
         let on = IdentityNode::new(identity, 1);
         on.node.env.put("weights", 2 * MIB);
-        let volume = with_tokens(&on.volume(&[]), 1, in_secrets);
+        let volume = with_token(&on.volume(&[]), 1, in_secrets);
         let errors = on.node.kubelet.mount(&volume);
         assert!(errors.is_empty(), "{errors:?}");
         assert_same_tree(&on.node.env.bucket(), &on.node.kubelet.target(&volume));
@@ -161,13 +151,13 @@ fn token_of_a_repeated_publish_renews_an_identity_without_a_request() {
         let volume = on.volume(&[("staging", "lazy")]);
         on.services.set_lifetime(TOKEN_LIFETIME);
         let begin = Instant::now();
-        on.node.kubelet.mount(&with_tokens(&volume, 1, true));
+        on.node.kubelet.mount(&with_token(&volume, 1, true));
         assert_same(&bytes[0], &on.read(&volume, "a").unwrap(), "a");
         // The kubelet brings a new token, and the old one is refused from then on.
         on.trust(2);
         let before = on.services.requests.all().requests;
         on.services.take_readers();
-        on.node.kubelet.publish(&with_tokens(&volume, 2, true)).unwrap();
+        on.node.kubelet.publish(&with_token(&volume, 2, true)).unwrap();
         assert_eq!(on.services.requests.all().requests, before, "a repeated publish asks nobody");
         assert!(on.services.take_readers().is_empty(), "nor the storage");
         sleep(TOKEN_LIFETIME.saturating_sub(begin.elapsed()) + Duration::from_secs(1));
@@ -190,7 +180,7 @@ fn volume_whose_identity_is_refused_fails_with_the_reason_and_shows_no_token() {
         let on = IdentityNode::new(identity, 1);
         on.node.env.put("weights", MIB);
         let volume = on.volume(&[]);
-        let refused = on.node.kubelet.publish(&with_tokens(&volume, 2, true)).unwrap_err();
+        let refused = on.node.kubelet.publish(&with_token(&volume, 2, true)).unwrap_err();
         assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
         let said = match identity {
             CloudIdentity::Federated | CloudIdentity::Account => format!(
@@ -210,26 +200,15 @@ fn volume_whose_identity_is_refused_fails_with_the_reason_and_shows_no_token() {
         let mut inline = PodVolume::inline("inline", &[]);
         inline.context.extend(on.volume(&[]).context.into_iter().filter(|(key, _)| !key.contains('.')));
         inline.context.remove("endpoint");
-        let denied = on.node.kubelet.publish(&with_tokens(&inline, 1, true)).unwrap_err();
+        let denied = on.node.kubelet.publish(&with_token(&inline, 1, true)).unwrap_err();
         let keys = ["stsEndpoint", "iamEndpoint", "authorityHost"];
         assert_eq!(denied.code(), Code::PermissionDenied, "{denied}");
         assert!(keys.iter().any(|key| denied.message().contains(key)), "{denied}");
         assert_eq!(on.services.issued_tokens(&identity.name()), 0);
         // One that succeeds, so that there is something to look for.
-        let good = with_tokens(&volume, 1, true);
+        let good = with_token(&volume, 1, true);
         on.node.kubelet.mount(&good);
-        assert!(!on.node.agent().get("/v1/publications").body.contains(POD_TOKEN));
-        let machine = &on.node.env.machine;
-        for secret in [POD_TOKEN, CLOUD_SECRET] {
-            let mut grep = program("grep");
-            grep.args(["-r", "-a", "-s", "-l", "-F", "-e", secret]);
-            let output = grep.args([machine.cache(), &machine.directory("etc")]).output().unwrap();
-            assert_eq!(String::from_utf8_lossy(&output.stdout), "", "files that have {secret}");
-            let errors = format!("{refused:?} {missing:?}");
-            for text in [on.node.driver.log(), on.node.agent().log(), errors] {
-                assert!(!text.contains(secret), "{text}");
-            }
-        }
+        on.node.assert_not_leaked(&[POD_TOKEN, CLOUD_SECRET], &format!("{refused:?} {missing:?}"));
         on.node.kubelet.unpublish(&good).unwrap();
         assert_eq!(remaining(&on.node), (0, 0));
     }
@@ -242,7 +221,7 @@ fn service_account_that_the_identity_may_not_impersonate_is_refused_with_the_rol
     let other = "other@project.iam.gserviceaccount.com";
     let mut volume = on.volume(&[]);
     volume.context.insert("serviceAccount".to_owned(), other.to_owned());
-    let refused = on.node.kubelet.publish(&with_tokens(&volume, 1, true)).unwrap_err();
+    let refused = on.node.kubelet.publish(&with_token(&volume, 1, true)).unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
     let said = format!(
         "127.0.0.1 gives no token for {other}: the server returned 403 Forbidden, PERMISSION_DENIED; grant the federated identity \
@@ -273,8 +252,8 @@ fn pods_with_other_identities_of_a_cloud_read_by_their_own_only() {
             CloudIdentity::Entra => format!("{TENANT}/{TENANT}"),
         };
         on.services.trust(&other_name, &identity.token(1));
-        on.node.kubelet.mount(&with_tokens(&own, 1, true));
-        on.node.kubelet.mount(&with_tokens(&other, 1, true));
+        on.node.kubelet.mount(&with_token(&own, 1, true));
+        on.node.kubelet.mount(&with_token(&other, 1, true));
         assert_eq!(remaining(&on.node), (2, 4), "each has a base of its own");
         on.services.take_readers();
         for (volume, name, file, bytes) in
@@ -307,7 +286,7 @@ fn pods_of_several_service_accounts_with_one_identity_share_no_token() {
     };
     let volumes = [of("models", "first"), of("models", "second"), of("other", "third")];
     for volume in &volumes {
-        on.node.kubelet.mount(&with_tokens(volume, 1, true));
+        on.node.kubelet.mount(&with_token(volume, 1, true));
     }
     assert_eq!(remaining(&on.node), (3, 5), "a base for each service account");
     for volume in &volumes {
@@ -321,12 +300,12 @@ fn identity_whose_token_is_lost_with_the_fdstore_is_used_with_the_next_one() {
     let mut on = IdentityNode::new(CloudIdentity::Entra, 1);
     let bytes = on.node.env.put("weights", 2 * MIB);
     let volume = on.volume(&[("staging", "lazy")]);
-    on.node.kubelet.mount(&with_tokens(&volume, 1, true));
+    on.node.kubelet.mount(&with_token(&volume, 1, true));
     on.node.agent.take().unwrap().crash();
     on.node.env.machine.kill_fdstore();
     on.node.start_agent();
     assert!(on.read(&volume, "weights").is_err(), "no agent has the token");
-    on.node.kubelet.publish(&with_tokens(&volume, 1, true)).unwrap();
+    on.node.kubelet.publish(&with_token(&volume, 1, true)).unwrap();
     eventually("it can be read", || on.read(&volume, "weights").is_ok());
     assert_same(&bytes, &on.read(&volume, "weights").unwrap(), "weights");
     on.node.kubelet.unpublish(&volume).unwrap();

@@ -5,30 +5,23 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use bdnfs_tests::MIB;
-use bdnfs_tests::kubelet::{CALL_DEADLINE, PodVolume};
+use bdnfs_tests::kubelet::PodVolume;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::sts::{STS_SECRET, StsServer};
-use bdnfs_tests::tools::program;
 use bdnfs_tests::tree::{assert_same, assert_same_tree};
-use serde_json::json;
+use serde_json::{Value, json};
 use tonic::Code;
 
-use crate::kit::{DriverProcess, KubernetesNode, secret};
+use crate::kit::{KubernetesNode, POD_TOKEN, TOKENS_KEY, secret, with_tokens};
 use crate::publish::remaining;
 
-/// A part of each token, so that a test can look for it where no token may be.
-const POD_TOKEN: &str = "tokenOfAPodThatNobodyMaySee";
-const TOKENS_KEY: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 /// How long keys of the token service are good at first.
 const KEY_LIFETIME: Duration = Duration::from_secs(4);
 
 /// A node, and a token service whose keys alone open the bucket, for the token `number`.
 fn node_with_sts(number: u32) -> (KubernetesNode, StsServer) {
-    let mut node = KubernetesNode::new(CALL_DEADLINE);
-    node.driver.end();
-    node.driver = DriverProcess::start(&node.env, &["--pod-tokens"]);
-    node.kubelet.register();
+    let node = KubernetesNode::with_pod_tokens();
     let sts = StsServer::start(&node.env.s3, Keys::sample(), &token(number));
     node.env.s3.allowed_keys().revoke_all();
     (node, sts)
@@ -39,12 +32,11 @@ fn token(number: u32) -> String {
 }
 
 /// What a kubelet sends of a pod's tokens.
-fn tokens(number: u32) -> String {
+fn tokens(number: u32) -> Value {
     json!({
         "sts.amazonaws.com": {"token": token(number), "expirationTimestamp": "2030-01-01T00:00:00Z"},
         "vault": {"token": "of another audience", "expirationTimestamp": "2030-01-01T00:00:00Z"},
     })
-    .to_string()
 }
 
 /// The bucket's PersistentVolume, by a role and without a secret, with these further attributes.
@@ -60,10 +52,7 @@ fn volume(node: &KubernetesNode, sts: &StsServer, more: &[(&str, &str)]) -> PodV
 
 /// The volume with the token `number` as kubelets send it: before 1.35 among the attributes, since then among the secrets.
 fn with_token(volume: &PodVolume, number: u32, in_secrets: bool) -> PodVolume {
-    let mut volume = volume.clone();
-    let place = if in_secrets { &mut volume.secrets } else { &mut volume.context };
-    place.insert(TOKENS_KEY.to_owned(), tokens(number));
-    volume
+    with_tokens(volume, &tokens(number), in_secrets)
 }
 
 #[test]
@@ -138,7 +127,7 @@ fn volume_whose_token_is_refused_or_missing_fails_with_the_reason_and_shows_no_t
             ("source", "s3://bucket"),
             ("roleArn", "arn:aws:iam::1:role/models"),
             ("stsEndpoint", &sts.url()),
-            (TOKENS_KEY, &tokens(1)),
+            (TOKENS_KEY, &tokens(1).to_string()),
         ],
     );
     let error = node.kubelet.publish(&inline).unwrap_err();
@@ -147,17 +136,7 @@ fn volume_whose_token_is_refused_or_missing_fails_with_the_reason_and_shows_no_t
     // One that succeeds, so that there is something to look for.
     let good = with_token(&volume, 1, true);
     node.kubelet.mount(&good);
-    assert!(!node.agent().get("/v1/publications").body.contains(POD_TOKEN));
-    for secret in [POD_TOKEN, STS_SECRET] {
-        let mut grep = program("grep");
-        grep.args(["-r", "-a", "-s", "-l", "-F", "-e", secret]);
-        grep.args([node.env.machine.cache(), &node.env.machine.directory("etc")]);
-        let output = grep.output().unwrap();
-        assert_eq!(String::from_utf8_lossy(&output.stdout), "", "files that have {secret}");
-        for text in [node.driver.log(), node.agent().log(), format!("{refused:?} {missing:?}")] {
-            assert!(!text.contains(secret), "{text}");
-        }
-    }
+    node.assert_not_leaked(&[POD_TOKEN, STS_SECRET], &format!("{refused:?} {missing:?}"));
     node.kubelet.unpublish(&good).unwrap();
     assert_eq!(remaining(&node), (0, 0));
 }

@@ -1,9 +1,12 @@
 //! Where the Hub says that a file is: asked once, used as long as it is good, and asked again as soon as it is not.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use bdnfs::blob::Blob;
 use bdnfs::error::Kind;
+use bdnfs::tier::Origin;
 use bdnfs::tier::conformance::pinned;
 use bdnfs_tests::fault::ServerFault;
 use bdnfs_tests::hub::{HubServer, LFS_THRESHOLD_BYTES};
@@ -11,13 +14,19 @@ use bdnfs_tests::tree::content;
 
 use crate::hub_origin::{fetch, open};
 
-#[tokio::test(flavor = "multi_thread")]
-async fn hub_signed_url_is_used_until_it_expires() {
+/// A Hub, a repository there as an origin, and its large file `w`, with its content.
+async fn large_file() -> (HubServer, Arc<dyn Origin>, Blob, Vec<u8>) {
     let hub = HubServer::start();
     let bytes = content("w", 5 * LFS_THRESHOLD_BYTES);
     hub.publish("models/org/m", "main", &[("w", &bytes)]);
     let origin = open(&hub, "hf://org/m", None).await.unwrap();
     let blob = pinned(&*origin, "w").await.unwrap();
+    (hub, origin, blob, bytes)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hub_signed_url_is_used_until_it_expires() {
+    let (hub, origin, blob, bytes) = large_file().await;
     let resolved = || hub.requests.gets("/w").requests;
     let reads = async || {
         for start in [0, 7, 40_000] {
@@ -78,11 +87,7 @@ async fn hub_origin_read_in_parallel_ranges_asks_the_hub_once_for_the_url() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn hub_that_led_to_a_dead_or_wrong_server_once_is_asked_again() {
-    let hub = HubServer::start();
-    let bytes = content("w", 5 * LFS_THRESHOLD_BYTES);
-    hub.publish("models/org/m", "main", &[("w", &bytes)]);
-    let origin = open(&hub, "hf://org/m", None).await.unwrap();
-    let blob = pinned(&*origin, "w").await.unwrap();
+    let (hub, origin, blob, bytes) = large_file().await;
     let read = async || fetch(&*origin, &blob, 1..9).await;
     // Nobody listens on this port, which only root may.
     hub.lead_to("http://127.0.0.1:1");
@@ -102,11 +107,7 @@ async fn hub_that_led_to_a_dead_or_wrong_server_once_is_asked_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn hub_that_never_says_where_a_file_is_is_asked_by_the_next_request() {
-    let hub = HubServer::start();
-    let bytes = content("w", 5 * LFS_THRESHOLD_BYTES);
-    hub.publish("models/org/m", "main", &[("w", &bytes)]);
-    let origin = open(&hub, "hf://org/m", None).await.unwrap();
-    let blob = pinned(&*origin, "w").await.unwrap();
+    let (hub, origin, blob, bytes) = large_file().await;
     hub.faults.times(ServerFault::Silence, 1);
     let read = fetch(&*origin, &blob, 1..9);
     let second = async {
