@@ -29,7 +29,7 @@ use job_keys::is_filled;
 
 pub use job::{CheckpointingConfig, JobCommands, UnsupportedKeys, Variable, job_commands, unsupported};
 pub use loading::{CheckpointLoading, CheckpointReference};
-pub use mount::{ShownSource, check_locations, check_volume_path, shown_sources};
+pub use mount::{ShownSource, check_locations, check_volume_path, has_parent, shown_sources};
 pub use schema::{check_label, is_cache_base};
 pub use training_cache::{TrainingCache, training_cache};
 

@@ -61,7 +61,8 @@ fn not_absolute(path: &str) -> String {
     format!("must be absolute, so begin with a slash: {path:?}")
 }
 
-fn has_parent(path: &str) -> String {
+/// Why a path with `..` in it is refused.
+pub fn has_parent(path: &str) -> String {
     format!("has \"..\" in it, so it is not where it seems; write where it leads: {path:?}")
 }
 

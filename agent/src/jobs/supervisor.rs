@@ -35,7 +35,7 @@ mod mount_point;
 mod namespace;
 mod processes;
 
-use namespace::JobPlaces;
+use namespace::HiddenPlaces;
 pub use namespace::{TMPFS_OVERLAY_BYTES, check_places};
 
 /// The file that the supervisor holds locked as long as it lives.
@@ -199,7 +199,7 @@ fn prepare(order: &SupervisorOrder, lock: File) -> Result<(JobDirectory, Supervi
     rustix::process::set_child_subreaper(rustix::process::getpid().into())
         .context("cannot become a child subreaper")?;
     rustix::process::umask(Mode::from_bits_truncate(order.umask));
-    let JobPlaces { covered, hiding } =
+    let HiddenPlaces { covered, hiding } =
         namespace::enter(&order.sources, &order.volume, &order.jobs, &order.directory.join(ROOT_DIRECTORY))?;
     let workdir = order.workdir.display();
     std::env::set_current_dir(&order.workdir)

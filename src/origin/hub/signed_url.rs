@@ -58,20 +58,21 @@ impl LocationCache {
         key: Key,
         locate: impl Future<Output = Result<ContentLocation>>,
     ) -> Result<ContentLocation> {
+        // Whether it is this request that locates, and not another one.
         let locates = AtomicBool::new(false);
         let mut locate = pin!(async {
             locates.store(true, Relaxed);
             locate.await
         });
-        {
+        let shared = async {
             let mut shared = pin!(self.0.try_get_with(key, locate.as_mut()));
-            let waited = timeout(LOCATE_TIMEOUT, shared.as_mut()).await;
-            if let Ok(location) = match waited {
-                Err(_) if locates.load(Relaxed) => Ok(shared.await),
-                waited => waited,
-            } {
-                return location.map_err(|e: Arc<Error>| e.share());
+            match timeout(LOCATE_TIMEOUT, shared.as_mut()).await {
+                Err(_) if locates.load(Relaxed) => Some(shared.await),
+                waited => waited.ok(),
             }
+        };
+        if let Some(location) = shared.await {
+            return location.map_err(|e: Arc<Error>| e.share());
         }
         let location = locate.await?;
         self.0.insert(key, location.clone()).await;

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
 use bdnfs::error::{Error, Kind, Result};
+use bdnfs::weights::has_parent;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, chownat, fchmod, fstat, mkdirat, openat2};
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid, geteuid};
@@ -30,9 +31,7 @@ pub fn open(volume: &OwnedFd, below: &Path) -> Result<MountTarget> {
     let mut reached = PathBuf::new();
     for part in below.components() {
         let Component::Normal(name) = part else {
-            let text =
-                format!("has \"..\" in it, so it is not where it seems; write where it leads: {below:?}");
-            return Err(Error::new(Kind::Invalid, text));
+            return Err(Error::new(Kind::Invalid, has_parent(&below.to_string_lossy())));
         };
         let name = Path::new(name);
         reached.push(name);

@@ -76,7 +76,7 @@ impl<'a> JobMount<'a> {
 }
 
 /// What the mounts of a job hide from it.
-pub struct JobPlaces {
+pub struct HiddenPlaces {
     /// The directories that are covered.
     pub covered: Vec<PathBuf>,
     /// The places in training caches of the job that hide files of these.
@@ -93,7 +93,7 @@ pub fn enter(
     volume: &VolumeBinds,
     jobs: &Path,
     scratch: &Path,
-) -> Result<JobPlaces> {
+) -> Result<HiddenPlaces> {
     // SAFETY: no descriptors are unshared, which is what can make it unsafe; and this process has one thread.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }
         .context("cannot make a mount namespace: run jobs as root")?;
@@ -134,7 +134,7 @@ pub fn enter(
     for mounted in mounts::all()?.iter().rev().filter(|mounted| mounted.mountpoint.starts_with(jobs)) {
         let _ = unmount(&mounted.mountpoint, UnmountFlags::DETACH);
     }
-    Ok(JobPlaces { covered: places.covered, hiding })
+    Ok(HiddenPlaces { covered: places.covered, hiding })
 }
 
 /// The directory to hide, so that what lies in `root` is hidden: `root` itself, or, as long as that is not mounted, the one above
