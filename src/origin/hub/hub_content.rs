@@ -40,6 +40,8 @@ pub(super) async fn get(hub: &HubOrigin, blob: &Blob, range: Range<u64>) -> Resu
     let content =
         http_client::read(response, whole.bytes() as usize).await.map_err(|e| e.context(&whole.name))?;
     if version.matches_git_id(&content) == Some(false) {
+        // The Hub may lead to the right content next time.
+        hub.locations.remove(blob.key).await;
         let text = format!("{}: the Hub sends content that does not have the git id of its tree", whole.name);
         return Err(doubt.unwrap_or_else(|| Error::new(Kind::Corrupt, text)));
     }

@@ -89,6 +89,11 @@ impl LocationCache {
         };
         self.0.entry(key).and_compute_with(forget).await;
     }
+
+    /// Forgets where a blob is, whatever was learnt.
+    pub(super) async fn remove(&self, key: Key) {
+        self.0.invalidate(&key).await;
+    }
 }
 
 impl fmt::Debug for LocationCache {
@@ -182,6 +187,8 @@ mod tests {
         locations.forget(key, &url("a")).await;
         assert_eq!(get(Ok("Expires=30")).await, Ok(url("Expires=30")));
         assert_eq!(get(Ok("c")).await, Ok(url("c")), "the one before has expired");
+        locations.remove(key).await;
+        assert_eq!(get(Ok("d")).await, Ok(url("d")));
         assert!(!format!("{locations:?}").contains("https"));
     }
 
