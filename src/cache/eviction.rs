@@ -304,7 +304,8 @@ impl Evictor {
             self.pressure_listeners.notify();
             freed += self.evict_pass(goal - freed, &choose);
         }
-        self.credit.store(0, Relaxed);
+        // Others may wait with more, and what was removed may be open still: the disk is asked anew.
+        self.credit.store(-1, Relaxed);
         if freed >= shortfall {
             return Ok(());
         }

@@ -109,11 +109,16 @@ pub fn verify(cache: &Cache, found: &[CachedFile], pace: ScrubPace<'_>) -> Resul
         0 | 1 => work(),
         threads => thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work)))),
     }
-    if let Some(error) = failed.into_inner() {
-        return Err(error);
-    }
     let (sum, wrong) = verified.into_inner();
-    Ok(ScrubTotals { damaged: names(&cache.partition, &wrong)?, ..sum })
+    let damaged = names(&cache.partition, &wrong)?;
+    match failed.into_inner() {
+        // What is removed is named, whatever else cannot be read.
+        Some(error) if !damaged.is_empty() => {
+            Err(error.context(format!("damaged, and removed: {}; then", damaged.join(", "))))
+        }
+        Some(error) => Err(error),
+        None => Ok(ScrubTotals { damaged, ..sum }),
+    }
 }
 
 /// Reads a blob, and removes what of it is damaged.

@@ -13,6 +13,9 @@ use bdnfs_tests::tree::assert_same_tree;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
+/// What the cache has beside content, in bytes: manifests, locks, records.
+const SMALL_FILES: u64 = 1 << 20;
+
 /// A small disk. It goes when it is dropped.
 struct Tmpfs(TempDir);
 
@@ -101,6 +104,25 @@ fn manifest_without_disk_space_fails() {
         )
     );
     assert!(!is_mounted(&point));
+}
+
+#[test]
+fn cache_on_a_disk_that_others_fill_keeps_its_reserve_free() {
+    let disk = Tmpfs::new("128m");
+    // Not only bdnfs fills disks.
+    fs::write(disk.0.path().join("somebody else's"), vec![1; 80 * MIB]).unwrap();
+    let mut env = TestEnv::new();
+    for name in ["one", "two", "three"] {
+        env.put(name, 30 * MIB);
+    }
+    env.machine = Machine::new()
+        .s3(&env.s3.server.url(), &bdnfs_tests::s3::Keys::sample())
+        .with_cache(&disk.0.path().join("cache"));
+    let point = env.machine.directory("mnt");
+    env.machine.try_mount("s3://bucket", &point, &["--cache-reserve", "16MiB"]).succeeds();
+    assert_same_tree(&env.bucket(), &point);
+    let free = 128 * MIB as u64 - disk.used();
+    assert!(free + SMALL_FILES >= 16 * MIB as u64, "{free} bytes are free");
 }
 
 #[test]
