@@ -1,7 +1,7 @@
 //! The `mount_location` of weights, alone and beside the others.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use super::MOUNT_KEY;
 use crate::error::{Error, Kind, Result};
@@ -11,6 +11,9 @@ use crate::source::{Diagnostic, Diagnostics, DocumentPath, Severity, TreeLayout,
 /// Directories that a system needs; a mount would hide their content.
 const SYSTEM_DIRECTORIES: [&str; 14] =
     ["bin", "boot", "dev", "etc", "home", "lib", "lib64", "proc", "root", "run", "sbin", "sys", "usr", "var"];
+
+/// File systems of the kernel's own, in which nobody makes directories.
+const KERNEL_DIRECTORIES: [&str; 2] = ["/proc", "/sys"];
 
 /// Reads a mount location: the path without what doesn't change its meaning.
 pub(super) fn read(text: &str, place: &DocumentPath, found: &mut Diagnostics) -> Option<PathBuf> {
@@ -69,14 +72,13 @@ pub fn has_parent(path: &str) -> String {
 /// Makes sure that a volume of a job can be mounted at `path`: the directory that its name says, whatever links are above it.
 ///
 /// # Errors
-/// [`Kind::Invalid`] for one that is not absolute, and one with `..`.
+/// [`Kind::Invalid`] for one that is not absolute, one with `..`, the root, and what every program needs.
 pub fn check_volume_path(path: &Path) -> Result<()> {
-    let text = path.to_string_lossy();
-    if !path.is_absolute() {
-        return Err(Error::new(Kind::Invalid, not_absolute(&text)));
-    }
-    if path.components().any(|part| part == Component::ParentDir) {
-        return Err(Error::new(Kind::Invalid, has_parent(&text)));
+    let path = clean(&path.to_string_lossy()).map_err(|text| Error::new(Kind::Invalid, text))?;
+    if KERNEL_DIRECTORIES.iter().any(|directory| path.starts_with(directory)) || path == Path::new("/dev") {
+        let text =
+            format!("lies in {}, which belongs to the kernel; choose another directory", path.display());
+        return Err(Error::new(Kind::Invalid, text));
     }
     Ok(())
 }

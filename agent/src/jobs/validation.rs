@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use bdnfs::auth::load;
 use bdnfs::error::{Error, Kind, Result};
-use bdnfs::source::{SecretStore, Uri};
+use bdnfs::source::{SecretStore, Uri, tenant};
 use bdnfs::weights::{check_label, check_locations, check_volume_path};
 
 use super::job_caches;
@@ -28,6 +28,8 @@ pub fn check(
 ) -> Result<()> {
     request.name.as_deref().map_or(Ok(()), |name| check_label("the name of the job", name))?;
     request.training.check()?;
+    // It becomes a part of paths.
+    request.tenant.as_deref().map_or(Ok(()), tenant::check)?;
     check_commands(&request.start_commands)?;
     let shown = request.shown_sources()?;
     let places: Vec<_> = shown.iter().map(|shown| shown.place.as_path()).collect();

@@ -77,6 +77,17 @@ fn job_posted_with_what_the_command_refuses_is_refused_at_once() {
             places.iter().map(|place| json!({"source": source, "mountpoint": place})).collect();
         refused(&agent, json!({"weights": weights}), words);
     }
+    for tenant in ["..", "../../evil", "a/b", "evil/../default", ""] {
+        refused(&agent, json!({"tenant": tenant}), "cannot be a tenant");
+    }
+    for path in ["/", "//", "/./"] {
+        let folder = json!({"checkpoints": {"path": path}});
+        refused(&agent, folder, "checkpointing_config.checkpoint_path: is the root");
+        let folder = json!({"load": {"checkpoints": [], "download_folder": path}});
+        refused(&agent, folder, "load_checkpoint_config.download_folder: is the root");
+    }
+    let folder = json!({"checkpoints": {"path": "/proc/x"}});
+    refused(&agent, folder, "checkpointing_config.checkpoint_path: lies in /proc/x");
     let long = "n".repeat(5000);
     refused(&agent, json!({"name": long}), "the name of the job");
     refused(&agent, json!({"name": "a\0b"}), "the name of the job");
