@@ -1,17 +1,23 @@
 //! Opens mirrors, and knows the one of this machine.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use bdnfs::digest::Digest;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::{Ref, source_key};
 use bdnfs::mirroring::MirrorConfig;
 use bdnfs::source::{Access, Patterns, Secret, Uri};
+use bdnfs::task::blocking;
 
 use crate::api::MirrorRequest;
+use crate::context::Context;
 
 /// The memory that the content of a source on its way to a mirror may hold, in bytes: jobs have the rest of the machine.
 pub const MIRROR_CONFIG: MirrorConfig = MirrorConfig { memory: 128 << 20 };
+
+/// The prefix of the files that remember which mirrors were seen, by digests of their URLs.
+const SEEN_PREFIX: &str = "mirror-";
 
 /// The part of `tenant` of this machine's own mirror.
 pub fn default_request(tenant: &str) -> Result<MirrorRequest> {
@@ -38,6 +44,35 @@ pub fn default_uri() -> Result<Uri> {
 pub fn open(at: &MirrorRequest, scratch: PathBuf) -> Result<Mirror> {
     let uri: Uri = at.url.expose().parse()?;
     Mirror::open(&uri, &at.access, &at.tenant, scratch)
+}
+
+/// Makes sure that `mirror`, which `at` names, is the one that this node has seen there, as the directory `memory` remembers. A
+/// directory whose disk is not mounted, and a bucket that was made anew, look like a mirror that is still to be founded: what is
+/// saved there would be lost for whoever looks for it. With `found` one that was never seen is founded. Touches the local disk.
+///
+/// # Errors
+/// [`Kind::Unavailable`] where it is gone; those of [`Mirror::init`].
+pub async fn check_seen(mirror: &Mirror, at: &MirrorRequest, memory: &Path, found: bool) -> Result<()> {
+    let seen = memory.join(format!("{SEEN_PREFIX}{}", Digest::of(at.url.expose().as_bytes())));
+    let was_seen = seen.clone();
+    if blocking(move || Ok(was_seen.exists())).await? {
+        return if mirror.exists().await? { Ok(()) } else { Err(gone(mirror)) };
+    }
+    if found {
+        mirror.init().await?;
+    } else if !mirror.exists().await? {
+        return Ok(());
+    }
+    blocking(move || {
+        let cannot = || format!("cannot create {}", seen.display());
+        std::fs::write(&seen, "").with_context(cannot)
+    })
+    .await
+}
+
+fn gone(mirror: &Mirror) -> Error {
+    let text = format!("the mirror {} is gone, which was there before; is its disk mounted?", mirror.name());
+    Error::new(Kind::Unavailable, text)
 }
 
 /// The ref of `uri`, under this name of it or its [other one](Uri::synonym); `None` where it isn't.

@@ -98,11 +98,16 @@ impl SaveContext {
         Self { order, directory, mirror: OnceCell::new() }
     }
 
-    /// The mirror. One that is away is opened when it is back.
-    async fn mirror(self: &Arc<Self>) -> Result<&Mirror> {
+    /// The mirror, which is founded if it was never seen. One that is away is opened when it is back.
+    ///
+    /// # Errors
+    /// Those of opening it, and [`Kind::Unavailable`] where it is gone.
+    pub async fn mirror(self: &Arc<Self>) -> Result<&Mirror> {
         let context = Arc::clone(self);
         let open = || blocking(move || mirror::open(&context.order.mirror, context.order.volume.clone()));
-        self.mirror.get_or_try_init(open).await
+        let mirror = self.mirror.get_or_try_init(open).await?;
+        mirror::check_seen(mirror, &self.order.mirror, &self.order.volume, true).await?;
+        Ok(mirror)
     }
 
     /// The identity of a unit's checkpoint.
@@ -229,7 +234,6 @@ impl SaveContext {
             Err(outcome) => return Ok(outcome),
         };
         let (begin, mirror) = (Instant::now(), self.mirror().await?);
-        mirror.init().await?;
         let origin = SealedOrigin::new(id.to_string(), sealed, self.order.upload_rate);
         let source = MirrorSource::checkpoint(&id, Arc::new(origin));
         let published = match mirror_source(mirror, &source, MIRROR_CONFIG, &progress).await {

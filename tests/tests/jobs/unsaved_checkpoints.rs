@@ -113,6 +113,34 @@ fn mirror_that_is_refused_for_now_is_no_fault_of_the_checkpoint() {
 }
 
 #[test]
+fn mirror_that_is_gone_is_not_made_anew_and_gets_what_is_saved_when_it_is_back() {
+    let saving = SavingMachine::new();
+    let flags = saving.machine.directory("flags");
+    let write = |step: u32| {
+        format!(
+            "mkdir $BT_CHECKPOINT_DIR/checkpoint-{step} && echo {step} > $BT_CHECKPOINT_DIR/checkpoint-{step}/x"
+        )
+    };
+    let command = format!("{}; {}; {}", write(1), wait_for(&flags, "gone"), write(2));
+    let number = saving.submit("unmounted", &command);
+    saving.await_event(&number, "saved checkpoint-1");
+    // As where its disk is unmounted: what is below the mount point is an empty directory.
+    let (mirror, away) = (mirror(&saving.machine), mirror(&saving.machine).with_extension("away"));
+    fs::rename(&mirror, &away).unwrap();
+    fs::write(flags.join("gone"), "").unwrap();
+    saving.await_event(&number, "cannot save checkpoint-");
+    let reason = events(&saving.status(&number)).concat();
+    assert!(reason.contains("is gone, which was there before"), "{reason}");
+    assert!(!mirror.join("format.json").exists());
+    let _ = fs::remove_dir_all(&mirror);
+    fs::rename(&away, &mirror).unwrap();
+    let status = saving.ended(&number);
+    assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
+    assert!(saving.files("bt://p@unmounted/checkpoint-2").is_some());
+    saving.verify();
+}
+
+#[test]
 fn checkpoint_that_was_complete_is_so_for_the_next_saver_and_after_a_failure() {
     let saving = SavingMachine::new();
     let flags = saving.machine.directory("flags");
