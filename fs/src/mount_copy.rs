@@ -4,10 +4,12 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
-use bdnfs::error::{Error, Result};
+use bdnfs::error::{Error, Kind, Result};
 use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
+
+use crate::mounts::{self, MountEntry};
 
 /// A copy of a mount: without devices and set-user-ID, and private, so that it follows no other. It is unmounted when it is dropped
 /// before it was attached.
@@ -15,18 +17,28 @@ use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 pub struct DetachedMount(OwnedFd);
 
 impl DetachedMount {
-    /// Copies the mount at `path`, read-only.
+    /// Copies the bdnfs mount at or above `path`, read-only, as it is seen at `path`.
     ///
     /// # Errors
-    /// [`Kind::Disk`](bdnfs::error::Kind::Disk) where there is no directory, or this process may not mount.
+    /// [`Kind::NotFound`] where this process sees no such mount there, but what it would cover; [`Kind::Disk`] where there is no
+    /// directory, or this process may not mount.
     pub fn copy_of(path: &Path) -> Result<Self> {
-        Self::copy(path, libc::MOUNT_ATTR_RDONLY)
+        let copy = Self::copy(path, libc::MOUNT_ATTR_RDONLY)?;
+        let shows = |mounted: &MountEntry| mounts::lies_on(&copy.0, "", mounted.device);
+        if mounts::list()?.iter().any(shows) {
+            return Ok(copy);
+        }
+        let text = format!(
+            "nothing is mounted at {} in this mount namespace; run this where the agent runs, or share its mounts",
+            path.display()
+        );
+        Err(Error::new(Kind::NotFound, text))
     }
 
     /// Makes a mount of the directory `path`, as writable as that is.
     ///
     /// # Errors
-    /// Those of [`copy_of`](Self::copy_of).
+    /// [`Kind::Disk`] where there is no directory, or this process may not mount.
     pub fn writable_copy_of(path: &Path) -> Result<Self> {
         Self::copy(path, 0)
     }

@@ -62,6 +62,26 @@ fn container_whose_weights_are_refused_is_not_started_and_leaves_nothing() {
 }
 
 #[test]
+fn container_whose_runtime_does_not_see_the_agents_mounts_is_not_started() {
+    let node = ContainerNode::new("");
+    let source = format!("file://{}", node.source("source", "text").display());
+    for runtime in RUNTIMES {
+        let weights = json!([{"source": source, "mount_location": "/m"}]);
+        let bundle = node.bundle(runtime, &weights, &[], "echo started; ls /m");
+        let state = node.machine.directory("runtime");
+        let output = node.shell(&format!(
+            "exec unshare -m {runtime} --root {} run --bundle {} container",
+            state.display(),
+            bundle.display()
+        ));
+        let said = output.err.clone() + &fs::read_to_string(bundle.join("hook.log")).unwrap_or_default();
+        assert!(output.code != Some(0) && output.out.is_empty(), "{runtime}: {output:?}");
+        assert!(said.contains("in this mount namespace"), "{runtime}: {said}");
+        node.assert_released();
+    }
+}
+
+#[test]
 fn oci_hook_page_blocks_run_from_nothing_to_a_container() {
     let node = ContainerNode::new("");
     node.install_podman();
