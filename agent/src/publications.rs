@@ -132,6 +132,7 @@ impl Publications {
         if is_empty {
             publications.remove_devices();
         }
+        publications.remove_orphans_of_last_run()?;
         Ok(publications)
     }
 
@@ -171,9 +172,12 @@ impl Publications {
                 break found;
             }
             if let Some(failure) = found.failure() {
-                // The failure is reported once; the next request retries.
+                // The failure is reported once, to whoever asked for it; the next request retries.
                 self.forget(&found);
-                return Err(failure);
+                if found.is_same(&request) {
+                    return Err(failure);
+                }
+                continue;
             }
             if !found.is_cancelled() {
                 self.renew(&found, &request).await;
@@ -222,7 +226,9 @@ impl Publications {
         }
         let uri: Uri = request.source.expose().parse()?;
         Patterns::filter(request.allow.as_deref(), &request.ignore)?;
-        trust::check(request, &uri, &self.config.inline_sources).map_err(Failure::of_rules)?;
+        let (asked, allowed) = (request.clone(), self.config.inline_sources.clone());
+        let trusted = blocking(move || trust::check(&asked, &uri, &allowed)).await;
+        trusted.map_err(Failure::of_rules)?;
         let Some(target) = request.target.clone() else { return Ok(None) };
         let directories = self.config.targets.clone();
         let located = blocking(move || BindTarget::locate(&target, &directories)).await;

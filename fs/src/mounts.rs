@@ -81,7 +81,15 @@ pub fn list() -> Result<Vec<MountEntry>> {
 /// # Errors
 /// As [`list`].
 pub fn at(mountpoint: &Path) -> Result<Option<MountEntry>> {
-    Ok(all()?.into_iter().rfind(|mounted| mounted.mountpoint == mountpoint))
+    Ok(stack_at(mountpoint)?.pop())
+}
+
+/// The mounts at exactly `mountpoint`, each covered by those behind it.
+///
+/// # Errors
+/// As [`list`].
+pub fn stack_at(mountpoint: &Path) -> Result<Vec<MountEntry>> {
+    Ok(all()?.into_iter().filter(|mounted| mounted.mountpoint == mountpoint).collect())
 }
 
 /// The processes that use `mounted`: by an open file, a mapping, a working directory, a root or a program.

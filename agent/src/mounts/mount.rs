@@ -201,6 +201,11 @@ impl ManagedMount {
         self.gone.send_replace(true);
     }
 
+    /// Whether it is unmounted, by whomever, and its leases and records are gone.
+    pub fn is_gone(&self) -> bool {
+        *self.gone.borrow()
+    }
+
     /// Waits until it is unmounted, and its leases and records are gone.
     pub async fn await_removal(&self) {
         // The sender lives as long as `self`, so this can't fail.

@@ -111,7 +111,7 @@ impl Base {
 
     /// What is wrong with it, in one line: its mount has ended, or it has lost staged blocks. Needs no disk.
     pub fn fault(&self) -> Option<String> {
-        let Some(mount) = self.mount().filter(|mount| !mount.is_detached()) else {
+        let Some(mount) = self.mount().filter(|mount| !mount.is_detached() && !mount.is_gone()) else {
             return Some(ENDED_MOUNT_FAULT.to_owned());
         };
         if !self.is_staged() {

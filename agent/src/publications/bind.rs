@@ -164,7 +164,7 @@ impl BindTarget {
     /// Unmounts what is bound there, in use or not, and removes the directory. It is no error where nothing is.
     ///
     /// # Errors
-    /// [`Kind::Disk`].
+    /// [`Kind::Busy`] where somebody else has mounted something over it; [`Kind::Disk`].
     pub fn unbind(&self) -> Result<()> {
         self.unbind_where(MountEntry::ours)
     }
@@ -193,6 +193,15 @@ impl BindTarget {
                 Err(Errno::INVAL | Errno::NOENT) => break,
                 Err(error) => return Err(self.failed("cannot unmount it", error)),
             }
+        }
+        let stack = mounts::stack_at(&self.path())?;
+        if let Some(cover) = stack.last().filter(|_| stack.iter().any(is_own)) {
+            let text = format!(
+                "target {}: {} is mounted over it; unmount that first",
+                self.path().display(),
+                cover.source
+            );
+            return Err(Error::new(Kind::Busy, text));
         }
         // A directory that is not empty is not ours.
         let _ = unlinkat(&parent, &self.name, AtFlags::REMOVEDIR);

@@ -2,6 +2,7 @@
 //!
 //! A runtime refuses a device that no file lists, so a source is listed when it is published, and not before: that is its gate.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use bdnfs::error::{Error, Result};
 use bdnfs::task::blocking;
+use bdnfs_fs::mounts;
 use serde_json::{Value, json};
 
 use super::Publications;
@@ -29,13 +31,19 @@ impl Publications {
         let Some(path) = self.config.cdi_file.clone() else { return };
         let mut written = None;
         loop {
-            let devices = devices(&self.sources());
-            if written.as_ref() != Some(&devices) {
-                let (path, new) = (path.clone(), devices.clone());
-                match blocking(move || write(&path, &new)).await {
-                    Ok(()) => written = Some(devices),
-                    Err(error) => tracing::warn!("{error}; containers cannot use sources by --device"),
+            let (path, sources, last) = (path.clone(), self.sources(), written.clone());
+            let update = move || {
+                // Somebody else may have unmounted a base.
+                let shown: HashSet<_> = mounts::list()?.into_iter().map(|entry| entry.mountpoint).collect();
+                let devices = devices(&sources, |base| shown.contains(base));
+                if last.as_ref() != Some(&devices) {
+                    write(&path, &devices)?;
                 }
+                Ok(devices)
+            };
+            match blocking(update).await {
+                Ok(devices) => written = Some(devices),
+                Err(error) => tracing::warn!("{error}; containers cannot use sources by --device"),
             }
             tokio::time::sleep(CDI_UPDATE_INTERVAL).await;
         }
@@ -51,13 +59,14 @@ impl Publications {
     }
 }
 
-/// The devices of all that is published, and has a place in containers.
-fn devices(sources: &[NamedSource]) -> Vec<Value> {
+/// The devices of all that is published, and has a place in containers. `is_shown` says whether a base is mounted at its path.
+fn devices(sources: &[NamedSource], is_shown: impl Fn(&Path) -> bool) -> Vec<Value> {
     let device = |source: &NamedSource| {
         let location = source.mount_location.as_ref()?;
         let published = source.publication.as_ref()?;
         let path = published.path.as_ref()?;
-        let is_there = published.state == PublicationState::Published && !published.abnormal;
+        let is_intact = published.state == PublicationState::Published && !published.abnormal;
+        let is_there = is_intact && is_shown(path);
         let options = ["ro", "nosuid", "nodev", "bind", "rprivate"];
         let mount = json!({"hostPath": path, "containerPath": location, "options": options});
         is_there.then(|| json!({"name": source.name, "containerEdits": {"mounts": [mount]}}))
@@ -106,15 +115,16 @@ mod tests {
     }
 
     #[test]
-    fn cdi_devices_list_published_intact_sources_only() {
+    fn cdi_devices_list_published_intact_mounted_sources_only() {
         let sources =
             [source("a", "published", false), source("b", "staging", false), source("c", "published", true)];
-        let listed = devices(&sources);
+        let listed = devices(&sources, |base| base == Path::new("/bases/1"));
         assert_eq!(listed.len(), 1, "{listed:?}");
         assert_eq!(listed[0]["name"], "a");
         assert_eq!(listed[0]["containerEdits"]["mounts"][0]["hostPath"], "/bases/1");
         let nowhere = NamedSource { mount_location: None, ..source("a", "published", false) };
-        assert!(devices(&[nowhere]).is_empty());
+        assert!(devices(&[nowhere], |_| true).is_empty());
+        assert!(devices(&sources, |_| false).is_empty());
     }
 
     #[test]
@@ -122,7 +132,7 @@ mod tests {
         let home = tempfile::tempdir().expect("a directory");
         let path = home.path().join("cdi/bdnfs.json");
         write(&path, &[]).expect("nothing to do");
-        write(&path, &devices(&[source("a", "published", false)])).expect("written");
+        write(&path, &devices(&[source("a", "published", false)], |_| true)).expect("written");
         let spec: Value = serde_json::from_slice(&fs::read(&path).expect("there")).expect("JSON");
         assert_eq!((&spec["cdiVersion"], &spec["kind"]), (&json!("0.5.0"), &json!("bdnfs.io/weights")));
         assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o644);

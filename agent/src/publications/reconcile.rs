@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -96,10 +96,7 @@ impl Publications {
 
     /// A publication of an earlier run, and whether it is still bound, or may be. Blocks on the local disk.
     fn restore_one(&self, key: String, record: PublicationRecord) -> (Arc<Publication>, bool) {
-        // The configured targets may have changed, and what is bound is to be unbound all the same.
-        let locate =
-            |path| BindTarget::locate(path, &self.config.targets).unwrap_or_else(|_| BindTarget::at(path));
-        let target = record.request.target.as_deref().map(locate);
+        let target = record.request.target.as_deref().map(|path| self.target_of_last_run(path));
         let is_staged = record.request.staging == Staging::Wait;
         let base = self.mounts.at(&record.base).map(|mount| self.bases.restore(mount, is_staged));
         let path = record.base.clone();
@@ -120,6 +117,12 @@ impl Publications {
             publication.set_bound();
         }
         (publication, is_bound)
+    }
+
+    /// The target of a publication of an earlier run. The configured targets may have changed, and what is bound is to be unbound all
+    /// the same. Touches the local disk.
+    fn target_of_last_run(&self, path: &Path) -> BindTarget {
+        BindTarget::locate(path, &self.config.targets).unwrap_or_else(|_| BindTarget::at(path))
     }
 
     /// Notes that the base of a publication of an earlier run was mounted anew, for this agent and the next.
@@ -164,7 +167,9 @@ impl Publications {
                 one.target.as_ref().is_some_and(|at| !is_there(&at.path()) || at.is_unwanted())
             });
             let lost: Vec<_> = lost.collect();
-            publications.remove_orphans(&mounted);
+            let known: Vec<_> =
+                publications.all().iter().filter_map(|one| Some(one.target.as_ref()?.path())).collect();
+            publications.remove_orphans(&mounted, &known);
             let ended: Vec<_> = publications.all().into_iter().filter(|one| has_ended_job(one)).collect();
             Ok((lost, ended, publications.find_unused()?))
         });
@@ -207,13 +212,25 @@ impl Publications {
         Ok(unused)
     }
 
-    /// Unbinds those binds of our bases below the target directories that have no publication. Blocks on the local disk.
-    fn remove_orphans(&self, mounted: &[mounts::MountEntry]) {
+    /// Unbinds what an earlier run has bound, and has no record of that can be read. To be called while its bases are mounted, by
+    /// which it is known. Blocks on the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk) when the mount table can't be read.
+    pub(super) fn remove_orphans_of_last_run(&self) -> Result<()> {
+        let last_run = self.last_run.lock();
+        let targets = last_run.values().filter_map(|record| record.request.target.as_deref());
+        let located = targets.map(|path| self.target_of_last_run(path).path()).collect::<Vec<_>>();
+        self.remove_orphans(&mounts::all()?, &located);
+        Ok(())
+    }
+
+    /// Unbinds those binds of our bases below the target directories that are not at `known` targets. Blocks on the local disk.
+    fn remove_orphans(&self, mounted: &[mounts::MountEntry], known: &[PathBuf]) {
         let bases = mounted.iter().filter(|entry| self.bases.has(&entry.mountpoint));
         let devices: Vec<_> = bases.map(|entry| entry.device).collect();
         let directories: Vec<_> =
             self.config.targets.iter().filter_map(|path| path.canonicalize().ok()).collect();
-        let known: Vec<_> = self.all().iter().filter_map(|one| Some(one.target.as_ref()?.path())).collect();
         for entry in mounted.iter().filter(|entry| entry.ours() && devices.contains(&entry.device)) {
             if self.bases.has(&entry.mountpoint) || known.contains(&entry.mountpoint) {
                 continue;

@@ -57,13 +57,20 @@ impl Publications {
         wait: Duration,
     ) -> ApiResult<PublicationStatus> {
         let Some(source) = self.config.sources.iter().find(|source| source.name == name) else {
-            let text = format!("no such source: {name:?}; the agent's configuration has no [sources.{name}]");
+            let name = name.escape_debug();
+            let text = format!(
+                "no such source: \"{name}\"; the agent's configuration has no section [sources.{name}]"
+            );
             return Err(Failure::new(Kind::NotFound, text));
         };
+        // Nobody waited for what failed: it is tried again.
+        if self.status(&source.key()).is_ok_and(|status| status.failure.is_some()) {
+            self.unpublish(&source.key()).await?;
+        }
         self.publish(&source.key(), source.request.clone(), wait, Milestone::Published).await
     }
 
-    /// Publishes all that are not, those that failed again; ends those that the configuration has no longer.
+    /// Publishes all that are not; ends those that the configuration has no longer.
     pub(super) async fn publish_sources(self: &Arc<Self>) {
         let is_configured = |key: &str| {
             let published = self.table.lock().get(key).cloned();
@@ -71,7 +78,7 @@ impl Publications {
             source.zip(published).is_some_and(|(source, published)| published.is_same(&source.request))
         };
         for publication in self.all().iter().filter(|one| one.key.starts_with(SOURCE_KEY_PREFIX)) {
-            if !is_configured(&publication.key) || publication.failure().is_some() {
+            if !is_configured(&publication.key) {
                 let _ = self.unpublish(&publication.key).await;
             }
         }

@@ -3,6 +3,8 @@
 //! The author of a pod, an annotation or a Slurm script may name a source and their own secret, and nothing that leads
 //! elsewhere or uses the identity of the node. The table stands in `docs/containers.md`.
 
+use std::path::{Path, PathBuf};
+
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::{Access, AuthMethod, AzureAccess, GcsAccess, S3Access, SecretStore, Uri};
 
@@ -14,7 +16,7 @@ use crate::mounts::REQUEST_SECRETS;
 pub const DEFAULT_INLINE_SOURCES: [&str; 6] = ["hf", "s3", "gs", "r2", "azure", "cw"];
 
 /// Makes sure that the author of `request` may ask for it. `inline_sources` are the schemes and prefixes of
-/// sources that any author may name.
+/// sources that any author may name. Touches the local disk.
 ///
 /// # Errors
 /// [`Kind::Refused`] with the key that only an administrator may set.
@@ -48,9 +50,21 @@ fn is_within(uri: &Uri, allowed: &str) -> bool {
     if !allowed.contains("://") {
         return uri.scheme() == allowed;
     }
+    if let (Uri::File(path), Ok(Uri::File(directory))) = (uri, allowed.parse()) {
+        return real_path(path).starts_with(real_path(&directory));
+    }
     let text = uri.to_string();
     let rest = text.strip_prefix(allowed.trim_end_matches('/'));
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '@']))
+}
+
+/// Where `path` leads, as far as it exists: a link in it must not lead out of what everybody may name.
+fn real_path(path: &Path) -> PathBuf {
+    let real = path.ancestors().find_map(|above| {
+        let below = path.strip_prefix(above).ok()?;
+        Some(above.canonicalize().ok()?.join(below))
+    });
+    real.unwrap_or_else(|| path.to_owned())
 }
 
 /// The first key of `access` that only an administrator may set.
@@ -263,6 +277,26 @@ mod tests {
         let is = |uri: &str, allowed| is_within(&uri.parse().expect("a URI"), allowed);
         assert!(is("s3://models/llama", "s3") && is("s3://models/llama", "s3://models/"));
         assert!(!is("s3://models-secret/x", "s3://models") && !is("hf://o/m", "s3"));
+    }
+
+    #[test]
+    fn inline_directory_holds_what_lies_in_it_and_not_where_links_lead() {
+        let home = tempfile::tempdir().expect("a directory");
+        let path = |below: &str| home.path().join(below);
+        for directory in ["public/model", "private/model"] {
+            std::fs::create_dir_all(path(directory)).expect("made");
+        }
+        std::os::unix::fs::symlink(path("private"), path("public/link")).expect("a link");
+        std::os::unix::fs::symlink(path("public"), path("other")).expect("a link");
+        let uri = |below: &str| format!("file://{}", path(below).display());
+        let is = |below: &str, allowed: &str| is_within(&uri(below).parse().expect("a URI"), &uri(allowed));
+        for below in ["public", "public/model", "public/missing", "other/model"] {
+            assert!(is(below, "public"), "{below}");
+        }
+        for below in ["public/link", "public/link/model", "public/link/missing", "private", "public-too"] {
+            assert!(!is(below, "public"), "{below}");
+        }
+        assert!(is("public/model", "other"), "the directory itself may be a link");
     }
 
     #[test]

@@ -28,7 +28,6 @@ fn cdi_page_blocks_run_from_nothing_to_a_container() {
     fs::create_dir(&source).unwrap();
     fs::write(source.join("weights"), "text").unwrap();
     eventually("the device is listed", || {
-        // The first answer is why it failed before.
         node.agent.ask("PUT", "/v1/sources/gpt2?wait=50", "");
         file.exists()
     });
@@ -37,6 +36,14 @@ fn cdi_page_blocks_run_from_nothing_to_a_container() {
     let output = node.shell(&run);
     assert_eq!((output.code, output.out.as_str()), (Some(0), "weights\n"), "{output:?}");
 
+    // Somebody unmounts it by hand: an empty directory is no device.
+    let base = node.namespace.mounted().remove(0);
+    node.shell(&format!("umount {base}")).succeeds();
+    eventually("the device is listed no longer", || !file.exists());
+    eventually("it is mounted anew", || {
+        node.agent.ask("PUT", "/v1/sources/gpt2?wait=50", "");
+        file.exists()
+    });
     // What is taken down is no device any more.
     node.shell("bdnfs agent --stop").succeeds();
     assert!(!file.exists());

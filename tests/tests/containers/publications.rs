@@ -12,6 +12,7 @@ use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::{assert_same, assert_same_tree, write_tree};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::json;
 
 use crate::kit::{
@@ -69,7 +70,7 @@ fn publication_repeated_makes_no_request_even_with_other_secrets() {
     assert_eq!(publish(&agent, "pod", &request)["path"], first["path"]);
     assert_eq!(env.s3.requests.all().requests, 0);
     // It was unmounted from outside: it is bound again, still without any request.
-    rustix::mount::unmount(&target, rustix::mount::UnmountFlags::DETACH).unwrap();
+    unmount(&target, UnmountFlags::DETACH).unwrap();
     publish(&agent, "pod", &request);
     assert!(is_mounted(&target) && env.s3.requests.all().requests == 0);
     request["allow"] = json!(["other"]);
@@ -151,7 +152,7 @@ fn base_unmounted_by_an_administrator_is_mounted_anew() {
     let path = |key: &str, request| publish(&agent, key, request)["path"].as_str().unwrap().to_owned();
     publish(&agent, "first", &first);
     let base = path("unbound", &unbound);
-    rustix::mount::unmount(base.as_str(), rustix::mount::UnmountFlags::DETACH).unwrap();
+    unmount(base.as_str(), UnmountFlags::DETACH).unwrap();
     publish(&agent, "second", &second);
     assert_same(&bytes, &fs::read(second_target.join("file")).unwrap(), "what is bound later");
     let anew = path("unbound", &unbound);
@@ -214,10 +215,47 @@ fn unpublish_of_unknown_pending_busy_or_dead_publication_ends() {
         publish(&agent, "dead", &request);
         bases(&env.machine).remove(0)
     };
-    rustix::mount::unmount(&base, rustix::mount::UnmountFlags::DETACH).unwrap();
+    unmount(&base, UnmountFlags::DETACH).unwrap();
     unpublish(&agent, "dead");
     assert!(!target.exists());
     assert_eq!(agent.get("/v1/publications").json()["publications"], json!([]));
+}
+
+#[test]
+fn unpublish_under_a_mount_of_somebody_else_fails_until_that_is_gone() {
+    let env = TestEnv::new();
+    env.put("file", 5);
+    let agent = env.machine.agent(&config(&env.machine));
+    let (request, target) = bound(&env, "", "pod");
+    publish(&agent, "pod", &request);
+    mount("none", &target, "tmpfs", MountFlags::empty(), c"").unwrap();
+    let refused = agent.ask("DELETE", "/v1/publications/pod", "");
+    assert_eq!((refused.code, refused.json()["kind"].as_str()), (409, Some("busy")), "{}", refused.body);
+    assert!(refused.body.contains("none is mounted over it"), "{}", refused.body);
+    assert_eq!(bases(&env.machine).len(), 1, "it stays published");
+    unmount(&target, UnmountFlags::empty()).unwrap();
+    unpublish(&agent, "pod");
+    assert_nothing_left(&env);
+}
+
+#[test]
+fn bind_whose_record_cannot_be_read_is_removed_by_the_next_agent() {
+    let env = TestEnv::new();
+    env.put("file", 5);
+    let agent = env.machine.agent(&config(&env.machine));
+    let [(lost, lost_target), (kept, kept_target)] = ["lost", "kept"].map(|name| bound(&env, "", name));
+    publish(&agent, "lost", &lost);
+    publish(&agent, "kept", &kept);
+    agent.crash();
+    fs::write(env.machine.cache().join("state/publications/lost.json"), "garbage").unwrap();
+    let agent = env.machine.agent(&config(&env.machine));
+    eventually("it is unbound", || !is_mounted(&lost_target));
+    assert!(is_mounted(&kept_target), "what has a record stays");
+    publish(&agent, "lost", &lost);
+    assert!(is_mounted(&lost_target));
+    unpublish(&agent, "lost");
+    unpublish(&agent, "kept");
+    assert_nothing_left(&env);
 }
 
 #[test]
@@ -238,6 +276,11 @@ fn failed_publication_leaves_nothing_and_is_retried() {
     eventually("it has failed", || state() == "failed");
     assert_eq!(put(&agent, "pod", &request, 0).code, 403);
     request["access"]["s3"]["secret_access_key"] = good;
+    let mut other = request.clone();
+    other["source"] = json!("s3://nothing");
+    assert_eq!(put(&agent, "pod", &other, 0).code, 202);
+    eventually("it has failed", || state() == "failed");
+    // Why another source failed is no answer.
     publish(&agent, "pod", &request);
     unpublish(&agent, "pod");
     // The parent of the target has gone meanwhile.
