@@ -15,6 +15,25 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
+{{- /* Makes integers of the whole numbers in a dictionary: Helm reads all numbers of a file as floats, and TOML tells them apart. */}}
+{{- define "bdnfs.integers" -}}
+{{- range $key, $value := . }}
+{{- if kindIs "map" $value }}
+{{- include "bdnfs.integers" $value }}
+{{- else if kindIs "slice" $value }}
+{{- range $value }}
+{{- if kindIs "map" . }}
+{{- include "bdnfs.integers" . }}
+{{- end }}
+{{- end }}
+{{- else if kindIs "float64" $value }}
+{{- if eq (floor $value) $value }}
+{{- $_ := set $ $key (int64 $value) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- /* What a container is allowed that needs nothing: uid 0 only owns the sockets. */}}
 {{- define "bdnfs.unprivileged" -}}
 allowPrivilegeEscalation: false

@@ -196,6 +196,21 @@ fn chart_takes_the_keys_of_the_agents_configuration() {
 }
 
 #[test]
+fn chart_with_numbers_in_a_file_gives_the_agent_whole_ones() {
+    let home = TempDir::new().unwrap();
+    let values = home.path().join("values.yaml");
+    let config =
+        "config:\n  cache_size: 2000000000000\n  sources: {x: {source: \"hf://o/m\", uid: 1000, gid: 0}}\n";
+    fs::write(&values, config).unwrap();
+    let mut helm = tool("helm/helm");
+    helm.args(["template", "bdnfs", "deploy/chart", "--show-only", "templates/config.yaml", "--values"]);
+    let rendered = run(helm.arg(&values).current_dir(repository()));
+    for line in ["cache_size = 2000000000000", "uid = 1000", "gid = 0"] {
+        assert!(rendered.lines().any(|found| found.trim() == line), "{line}: {rendered}");
+    }
+}
+
+#[test]
 fn chart_as_configured_runs_an_agent_and_a_driver_that_registers() {
     let machine = Machine::new();
     let kubelet = machine.directory("kubelet");
