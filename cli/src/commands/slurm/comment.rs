@@ -1,6 +1,7 @@
 //! The sources in a job's comment: `bdnfs:NAME=SOURCE NAME=SOURCE`.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 
 use anyhow::{Context, Result, bail};
 use bdnfs_agent::api::publication::SLURM_STATE_FILE;
@@ -10,11 +11,18 @@ use crate::source::Source;
 /// The prefix of the sources in a comment; text before it is for people.
 const COMMENT_PREFIX: &str = "bdnfs:";
 /// The variable in which Slurm passes the job's comment.
-pub const COMMENT_VARIABLE: &str = "SLURM_JOB_COMMENT";
+const COMMENT_VARIABLE: &str = "SLURM_JOB_COMMENT";
 
-/// Whether a comment names sources.
-pub fn names_sources(comment: &str) -> bool {
-    comment.split_whitespace().any(|word| word.starts_with(COMMENT_PREFIX))
+/// The comment of this process's job, if it names sources.
+pub fn of_job() -> Option<String> {
+    with_sources(&std::env::var_os(COMMENT_VARIABLE)?)
+}
+
+/// The text of a comment, if it names sources. People write in any encoding beside them.
+fn with_sources(comment: &OsStr) -> Option<String> {
+    let text = comment.to_string_lossy();
+    let is_named = text.split_whitespace().any(|word| word.starts_with(COMMENT_PREFIX));
+    is_named.then(|| text.into_owned())
 }
 
 /// The sources that a comment names, by their names.
@@ -61,6 +69,8 @@ fn is_name(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt;
+
     use super::*;
 
     #[test]
@@ -70,11 +80,16 @@ mod tests {
         assert_eq!(shown[1], "m hf://models/o/m@main");
         assert!(shown[0].starts_with("data s3://b/p"), "{shown:?}");
         for plain in ["", "just a run", "see bdnfs"] {
-            assert!(!names_sources(plain) && parse(plain).expect("nothing").is_empty(), "{plain}");
+            assert!(
+                with_sources(plain.as_ref()).is_none() && parse(plain).expect("nothing").is_empty(),
+                "{plain}"
+            );
         }
-        assert!(
-            names_sources("x bdnfs: m=hf://o/m") && parse("x bdnfs: m=hf://o/m").expect("one").len() == 1
-        );
+        // In another encoding than UTF-8.
+        for named in [&b"x bdnfs: m=hf://o/m"[..], b"caf\xe9 bdnfs:m=hf://o/m"] {
+            let text = with_sources(OsStr::from_bytes(named)).expect("it names sources");
+            assert_eq!(parse(&text).expect("one").len(), 1, "{text}");
+        }
     }
 
     #[test]

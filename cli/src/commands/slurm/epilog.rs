@@ -11,7 +11,7 @@ pub fn run(args: &ProvisionArgs) -> Result<()> {
     let job = args.jobs.job()?;
     // First, so that the watcher stops asking. What the job's user made of the state is no reason to leave the rest.
     let ended = job.end();
-    if matches!(ended, Ok(false)) {
+    if matches!(ended, Ok(false)) && !job.exists() {
         return Ok(());
     }
     let client = args.publisher.client()?;

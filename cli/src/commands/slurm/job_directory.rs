@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use bdnfs_agent::api::publication::{PublicationState, SLURM_STATE_FILE as STATE_FILE, publication_key};
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
 /// The temporary name of a new state file. No source has a dot in its name.
@@ -60,6 +61,11 @@ impl SlurmJobDirectory {
         self.path.join(name)
     }
 
+    /// Whether it is there: the job named sources, and they are not released yet.
+    pub fn exists(&self) -> bool {
+        self.path.symlink_metadata().is_ok()
+    }
+
     /// Creates the directory for the user `uid`, with a first state. Other users have no access.
     pub fn create(&self, uid: u32, state: &JobSources) -> Result<()> {
         let make = || {
@@ -69,12 +75,15 @@ impl SlurmJobDirectory {
                 fs::set_permissions(parent, fs::Permissions::from_mode(0o755))?;
             }
             match DirBuilder::new().mode(0o500).create(&self.path) {
-                // A job that is run again where its epilog was not.
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-                _ => {}
+                // That of a job whose epilog was not run: its user, who may be another, made of it what they wanted.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    chown(&self.path, Some(geteuid().as_raw()), None)?;
+                    fs::set_permissions(&self.path, fs::Permissions::from_mode(0o500))?;
+                }
+                made => made?,
             }
             self.write(STATE_FILE, state)?;
-            std::os::unix::fs::chown(&self.path, Some(uid), None)
+            chown(&self.path, Some(uid), None)
         };
         make().with_context(|| format!("cannot make {}", self.path.display()))
     }
@@ -200,8 +209,11 @@ mod tests {
         assert!(job.update(&state("two")).expect("written"));
         assert_eq!(job.state().expect("read").expect("there").message, "two");
         replace();
+        fs::set_permissions(home.path().join("jobs/7"), fs::Permissions::from_mode(0o777)).expect("opened");
         job.create(uid, &state("three")).expect("that of a job that runs again");
         assert_eq!(job.state().expect("read").expect("there").message, "three");
+        let mode = fs::metadata(home.path().join("jobs/7")).expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o500, "closed again");
         replace();
         assert!(job.end().expect("ended") && !job.end().expect("none") && kept.exists());
     }

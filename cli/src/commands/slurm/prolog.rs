@@ -23,11 +23,7 @@ const PROGRESS_REPORT_INTERVAL: Duration = Duration::from_secs(30);
 /// # Errors
 /// Where that can't be written down, so that Slurm runs the job elsewhere.
 pub fn run(args: &ProvisionArgs) -> Result<()> {
-    let Some(comment) =
-        std::env::var(comment::COMMENT_VARIABLE).ok().filter(|text| comment::names_sources(text))
-    else {
-        return Ok(());
-    };
+    let Some(comment) = comment::of_job() else { return Ok(()) };
     let job = args.jobs.job()?;
     let uid = std::env::var("SLURM_JOB_UID").context("SLURM_JOB_UID is not set: Slurm runs this command")?;
     let uid = uid.parse().with_context(|| format!("SLURM_JOB_UID={uid}: not the id of a user"))?;
@@ -101,7 +97,7 @@ pub fn watch(args: &ProvisionArgs) -> Result<()> {
 
 /// Publishes all; returns `false` where the job ended meanwhile.
 async fn stage(args: &ProvisionArgs, job: &SlurmJobDirectory, client: &Client) -> Result<bool> {
-    let comment = std::env::var(comment::COMMENT_VARIABLE)?;
+    let comment = comment::of_job().context("the comment of the job names no sources")?;
     let (mut requests, mut sources) = (BTreeMap::new(), BTreeMap::new());
     for (name, source) in comment::parse(&comment)? {
         let request = args.publisher.request(&source, None, job.consumer())?;

@@ -26,7 +26,7 @@ fn wait(job: &SlurmJobDirectory) -> Result<()> {
         // Before the state, which is the last that it writes.
         let is_abandoned = job.watcher_is_gone();
         let Some(state) = job.state()? else {
-            if std::env::var(comment::COMMENT_VARIABLE).is_ok_and(|text| comment::names_sources(&text)) {
+            if comment::of_job().is_some() {
                 bail!(
                     "the job names sources, and nothing stages them: is `bdnfs slurm prolog` run as Prolog?"
                 );
