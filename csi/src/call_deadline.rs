@@ -6,6 +6,8 @@ use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 
+use crate::status_code;
+
 /// How long a call is held that has no deadline: less than the 120 s that a kubelet gives.
 const CALL_HOLD_TIMEOUT: Duration = Duration::from_secs(100);
 /// How long before its deadline a call is answered.
@@ -38,7 +40,7 @@ impl CallDeadline {
     /// Those of `call`; `UNAVAILABLE` where it has no outcome in time.
     pub async fn bound<T>(self, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
         let stuck = |_| Err(Status::unavailable("the agent of bdnfs on this node does not respond"));
-        timeout_at(self.answer, call).await.unwrap_or_else(stuck)
+        timeout_at(self.answer, call).await.unwrap_or_else(stuck).map_err(status_code::bounded)
     }
 }
 

@@ -120,13 +120,13 @@ pub async fn serve_node(driver: NodeDriver, end: impl Future<Output = ()>) -> Re
     let identity = IdentityService::node(name.clone(), agent.clone());
     let node = NodeService::new(agent, node_id, policy, events);
     let routes = Routes::new(IdentityServer::new(identity)).add_service(NodeServer::new(node));
-    let driver = listen(&endpoint, routes.into_axum_router());
+    let driver = serve(ControlSocket::bind_beside(&endpoint)?, &endpoint, routes.into_axum_router());
     let registered = async {
         let Some((socket, endpoint)) = registration else { return std::future::pending().await };
         let (service, refused) = RegistrationService::new(name, endpoint);
         let routes = Routes::new(RegistrationServer::new(service)).into_axum_router();
         tokio::select! {
-            ended = listen(&socket, routes) => ended,
+            ended = serve(ControlSocket::bind(&socket)?, &socket, routes) => ended,
             error = refused => Err(error),
         }
     };
@@ -152,14 +152,14 @@ pub async fn serve_node(driver: NodeDriver, end: impl Future<Output = ()>) -> Re
 pub async fn serve_controller(name: String, endpoint: &Path, end: impl Future<Output = ()>) -> Result<()> {
     let routes = Routes::new(IdentityServer::new(IdentityService::controller(name)))
         .add_service(ControllerServer::new(ControllerService::default()));
+    let socket = ControlSocket::bind_beside(endpoint)?;
     tokio::select! {
-        ended = listen(endpoint, routes.into_axum_router()) => ended,
+        ended = serve(socket, endpoint, routes.into_axum_router()) => ended,
         () = end => Ok(()),
     }
 }
 
-async fn listen(path: &Path, routes: Router) -> Result<()> {
-    let socket = ControlSocket::bind(path)?;
+async fn serve(socket: ControlSocket, path: &Path, routes: Router) -> Result<()> {
     tracing::info!("listening at {}", path.display());
     let served = socket.serve(routes, std::future::pending()).await;
     served.map_err(|e| Error::disk(format!("cannot serve {}", path.display()), e))

@@ -8,6 +8,9 @@ use bdnfs_agent::api::Failure;
 use bdnfs_agent::api::client::ClientError;
 use tonic::{Code, Status};
 
+/// The longest message, in bytes. A client takes headers of 8 KiB, in which each byte may take three.
+const MAX_STATUS_BYTES: usize = 2048;
+
 /// The status for a failure that an agent answered with, or for an agent that did not answer. `has_secret`: whether the request
 /// brought credentials.
 pub fn status(error: &ClientError, has_secret: bool) -> Status {
@@ -47,6 +50,15 @@ fn code(kind: Kind, has_secret: bool) -> Code {
     }
 }
 
+/// The status with a message that fits into the headers of an answer: it may quote what a request has.
+pub fn bounded(status: Status) -> Status {
+    let text = status.message();
+    if text.len() <= MAX_STATUS_BYTES {
+        return status;
+    }
+    Status::new(status.code(), format!("{}...", &text[..text.floor_char_boundary(MAX_STATUS_BYTES)]))
+}
+
 fn one_line(text: &str) -> String {
     text.replace('\n', " ")
 }
@@ -56,6 +68,13 @@ mod tests {
     use bdnfs_agent::api::kind_name;
 
     use super::*;
+
+    #[test]
+    fn status_with_a_message_that_no_header_holds_is_cut() {
+        let [short, long] = [10, 50_000].map(|count| bounded(Status::not_found("é".repeat(count))));
+        assert_eq!((short.code(), short.message()), (Code::NotFound, "é".repeat(10).as_str()));
+        assert_eq!((long.code(), long.message().len()), (Code::NotFound, MAX_STATUS_BYTES + 3));
+    }
 
     #[test]
     fn status_of_each_failure_kind_has_its_grpc_code() {

@@ -2,7 +2,7 @@
 
 use std::fs::{File, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path as FilePath, PathBuf};
 use std::time::Duration;
 
@@ -48,11 +48,21 @@ pub struct ControlSocket {
 
 impl ControlSocket {
     /// Listens at `path`. The caller holds the cache's lock, so a socket that is there was left behind by a crash.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`], also where something else than a socket is at `path`.
     pub fn bind(path: &FilePath) -> Outcome<Self> {
         let bind = || {
-            match std::fs::remove_file(path) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-                _ => {}
+            match std::fs::symlink_metadata(path) {
+                Ok(found) if !found.file_type().is_socket() => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::AlreadyExists,
+                        "it is not a socket; remove it",
+                    ));
+                }
+                Ok(_) => std::fs::remove_file(path)?,
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(e),
             }
             let listener = UnixListener::bind(path)?;
             std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
