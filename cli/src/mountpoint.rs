@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use bdnfs_fs::mounts::{self, MountUser};
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
 use crate::probe::{self, MountHealth};
 
@@ -151,6 +152,11 @@ pub fn resolve(path: &Path) -> Result<PathBuf> {
     }
 }
 
+/// Whether a bdnfs mount is at `path`.
+pub fn is_mounted(path: &Path) -> bool {
+    resolve(path).is_ok_and(|path| mounts::at(&path).is_ok_and(|found| found.is_some_and(|at| at.ours())))
+}
+
 /// Checks that this process may use FUSE.
 pub fn check_fuse() -> Result<()> {
     match File::options().read(true).write(true).open("/dev/fuse") {
@@ -167,11 +173,15 @@ pub fn check_fuse() -> Result<()> {
 /// The error that the mount on `path` is in use, and by which processes.
 pub fn busy_message(path: &Path) -> String {
     let mounted = mounts::at(path).ok().flatten();
-    format_busy(path, &mounted.map(|mounted| mounts::users(&mounted)).unwrap_or_default())
+    let holders = mounted.map(|mounted| mounts::users(&mounted)).unwrap_or_default();
+    format_busy(path, &holders, geteuid().is_root())
 }
 
-fn format_busy(path: &Path, holders: &[MountUser]) -> String {
+fn format_busy(path: &Path, holders: &[MountUser], is_root: bool) -> String {
     let path = path.display();
+    if holders.is_empty() && is_root {
+        return format!("{path}: target is busy: in use by a process that has ended since; try again");
+    }
     if holders.is_empty() {
         return format!(
             "{path}: target is busy: in use by a process of another user; run as root to see it, or use `bdnfs umount --lazy {path}`"
@@ -248,8 +258,9 @@ mod tests {
     #[test]
     fn busy_message_names_the_processes() {
         let holder = |name: &str, pid| MountUser { pid, command: name.to_owned() };
-        let text = format_busy(Path::new("/m"), &[holder("python3", 123), holder("bash", 77)]);
+        let text = format_busy(Path::new("/m"), &[holder("python3", 123), holder("bash", 77)], true);
         assert_eq!(text, "/m: target is busy: in use by python3 (pid 123), bash (pid 77)");
-        assert!(format_busy(Path::new("/m"), &[]).contains("--lazy /m"));
+        assert!(format_busy(Path::new("/m"), &[], false).contains("--lazy /m"));
+        assert!(format_busy(Path::new("/m"), &[], true).ends_with("has ended since; try again"));
     }
 }

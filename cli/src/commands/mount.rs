@@ -328,8 +328,14 @@ impl MountSession {
         let start = Instant::now();
         let staging = match progress::stage(&self.client, mounted.id, self.args.verify).await {
             Ok(staging) => staging,
-            Err(error) if error.is_gone() || error.is(Kind::NotFound) => {
+            Err(error) if error.is(Kind::NotFound) => {
                 bail!("{} was unmounted before it was staged", mounted.mountpoint.display());
+            }
+            Err(error) if error.is_gone() => {
+                bail!(
+                    "the agent ended before {} was staged; see `bdnfs status`",
+                    mounted.mountpoint.display()
+                );
             }
             Err(error) => {
                 let unmounted = if self.requests.len() > 1 { "all mounts are" } else { "it is" };

@@ -260,16 +260,19 @@ fn publication_row(one: &PublicationStatus) -> Vec<String> {
         (state, _) => state.to_string(),
     };
     let path = one.path.as_ref().map_or("-".to_owned(), |path| path.display().to_string());
-    let consumer = one.consumer.clone().unwrap_or_else(|| "-".to_owned());
-    vec![one.key.clone(), consumer, one.source.clone(), path, state]
+    vec![one.key.clone(), consumer(one.consumer.as_deref()), one.source.clone(), path, state]
+}
+
+/// Who has it; its name may come from a pod.
+fn consumer(name: Option<&str>) -> String {
+    name.map_or_else(|| "-".to_owned(), |name| text::printable(name.as_bytes()))
 }
 
 fn volume_row(one: &ContainerVolumeStatus) -> Vec<String> {
     let path = one.path.as_ref().map_or("-".to_owned(), |path| path.display().to_string());
-    let consumer = one.consumer.clone().unwrap_or_else(|| "-".to_owned());
     let of_job = one.id.as_ref().map_or_else(String::new, |id| format!("@{id}"));
     let (kind, name, state) = (one.kind, &one.name, format!("{}: {}", one.state, one.message));
-    vec![kind.to_string(), consumer, format!("{name}{of_job}"), path, state]
+    vec![kind.to_string(), consumer(one.consumer.as_deref()), format!("{name}{of_job}"), path, state]
 }
 
 fn format_usage(agent: &AgentInfo) -> String {

@@ -48,7 +48,7 @@ pub fn run(args: &WaitArgs) -> Result<()> {
         let waited = async {
             match target.parse() {
                 Ok(id) => job(&args.agent.client()?, id, args.until).await,
-                Err(_) if target.contains('/') || Path::new(target).exists() => {
+                Err(_) if target.contains('/') || mountpoint::is_mounted(Path::new(target)) => {
                     mount(Path::new(target), args.until).await
                 }
                 Err(_) => source(&args.agent.client()?, target, args.until).await,

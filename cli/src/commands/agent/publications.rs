@@ -144,6 +144,9 @@ impl SourceSection {
                 "a name has letters, digits, dots, underscores and dashes, and a letter or digit at its end"
             );
         }
+        if name.parse::<u64>().is_ok() {
+            bail!("a name is not a number, which is the id of a job");
+        }
         if let Some(path) = self.mount_location.as_ref().filter(|path| !path.is_absolute()) {
             bail!("mount_location: must be absolute, not {}", path.display());
         }
