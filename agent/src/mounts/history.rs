@@ -3,6 +3,7 @@
 //! A record for each source, tenant and set of patterns, in `state/sources`. It holds no secret, and outlives its agent: a machine
 //! that comes up without a network finds there what it had.
 
+use std::cmp::Reverse;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,6 +16,10 @@ use crate::records::Records;
 
 /// How many snapshots of a source are remembered: the newest may only have been begun.
 const SNAPSHOTS_KEPT: usize = 8;
+
+/// How many sources are remembered from one agent to the next, each with a file of some hundred bytes: authors of pods choose
+/// sources and patterns, as many as they like.
+const MAX_SOURCES: usize = 10_000;
 
 /// A snapshot that a source was mounted as.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,7 +42,9 @@ impl SourceHistory {
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub fn open(cache: &Path) -> Result<Self> {
-        Ok(Self(Arc::new(Records::open(cache, "sources")?)))
+        let records = Records::open(cache, "sources")?;
+        keep_newest(&records, MAX_SOURCES)?;
+        Ok(Self(Arc::new(records)))
     }
 
     /// Makes sure that the disk accepts writes.
@@ -74,6 +81,13 @@ impl SourceHistory {
     }
 }
 
+/// Removes the records of the sources that were mounted longest ago, but for `most`.
+fn keep_newest(records: &Records<Vec<PastSnapshot>>, most: usize) -> Result<()> {
+    let mut all = records.all()?;
+    all.sort_by_key(|(_, snapshots)| Reverse(snapshots.first().map(|newest| newest.listed)));
+    all.iter().skip(most).try_for_each(|(name, _)| records.remove(name))
+}
+
 fn name(tenant: &str, key: &Digest) -> String {
     format!("{tenant}-{key}")
 }
@@ -103,5 +117,24 @@ mod tests {
         let newest = &history.of("a", &key).await.expect("read")[..2];
         assert_eq!(newest, [past(45), past(29)], "a snapshot is there once");
         assert_eq!(history.of("b", &key).await.expect("read"), [], "another tenant's is none of its own");
+    }
+
+    #[tokio::test]
+    async fn history_of_too_many_sources_keeps_those_that_were_mounted_last() {
+        let cache = tempfile::tempdir().expect("a directory");
+        let history = SourceHistory::open(cache.path()).expect("a cache");
+        let keys = [5, 9, 7].map(|listed| (Digest::of(&[listed]), i64::from(listed)));
+        for (key, listed) in keys {
+            let past = PastSnapshot { snapshot: "s".to_owned(), resolved: "r".to_owned(), listed };
+            history.remember("a", &key, past).await;
+        }
+        keep_newest(&history.0, 2).expect("removed");
+        let mut kept = Vec::new();
+        for (key, listed) in keys {
+            if !history.of("a", &key).await.expect("read").is_empty() {
+                kept.push(listed);
+            }
+        }
+        assert_eq!(kept, [9, 7]);
     }
 }
