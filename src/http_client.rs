@@ -8,6 +8,7 @@ mod certificates;
 mod response;
 mod retry;
 mod stall;
+mod tls_reason;
 
 use std::sync::Arc;
 use std::time::Duration;

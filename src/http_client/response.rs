@@ -8,6 +8,7 @@ use serde_json::Value;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::stall::MIN_WINDOW_BYTES;
+use super::tls_reason::tls_reason;
 use super::{CONNECT_TIMEOUT, INITIAL_RESPONSE_TIMEOUT, MAX_RESPONSE_TIMEOUT, SILENCE_TIMEOUT, silent};
 use crate::error::{Error, Kind, Result};
 use crate::tier::Body;
@@ -127,7 +128,7 @@ pub(crate) fn explain_transport(error: &reqwest::Error, named: bool) -> Error {
             }
             false => {
                 "the server's certificate is not signed by a trusted authority; if its authority is a private one, name a \
-                 file with that authority's certificate"
+                 file with that authority's certificate (--ca-file)"
             }
         };
         return Error::new(Kind::Unavailable, text);
@@ -143,7 +144,7 @@ pub(crate) fn explain_transport(error: &reqwest::Error, named: bool) -> Error {
     } else {
         (Kind::Unavailable, "the connection to the server was lost")
     };
-    Error::new(kind, format!("{text}: {}", innermost(error)))
+    Error::new(kind, format!("{text}: {}", reason(error)))
 }
 
 /// Why a server could not be reached, so that nothing was sent to it.
@@ -152,7 +153,7 @@ pub(crate) fn explain_transport(error: &reqwest::Error, named: bool) -> Error {
 pub(super) struct ConnectError(pub(super) String);
 
 fn unreachable(error: &reqwest::Error, text: &str) -> Error {
-    Error::with(Kind::Unavailable, text, ConnectError(innermost(error)))
+    Error::with(Kind::Unavailable, text, ConnectError(reason(error)))
 }
 
 /// Why a redirect may not be followed, where the policy or the resolver of a client found so.
@@ -186,6 +187,12 @@ fn is_untrusted_certificate(error: &reqwest::Error) -> bool {
     ["UnknownIssuer", "BadSignature", "Other(OtherError(CaUsedAsEndEntity))"]
         .iter()
         .any(|what| reason.ends_with(&format!("peer certificate: {what}")))
+}
+
+/// Why a connection failed. The words of the TLS library are replaced: they are for programmers.
+fn reason(error: &reqwest::Error) -> String {
+    let text = innermost(error);
+    tls_reason(&text).unwrap_or(text)
 }
 
 /// The message at the bottom of an error: the reason, without the layers that passed it on.
