@@ -62,11 +62,14 @@ impl IssuedKey {
         if self.key == AuthKey::Anonymous && self.name.is_none() {
             return "no credentials were sent".to_owned();
         }
-        let name = self.name.as_deref().unwrap_or("the credentials");
+        let (name, it) = match self.name.as_deref() {
+            Some(name) => (name, "it"),
+            None => ("the credentials", "them"),
+        };
         match self.expires_at {
             None => format!("check {name}"),
-            Some(end) if end <= now => format!("{name} expired at {}; renew it", format_time(end)),
-            Some(end) => format!("check {name}, which is valid until {}", format_time(end)),
+            Some(end) if end <= now => format!("{name} expired at {}; renew {it}", format_time(end)),
+            Some(end) => format!("check {name}, valid until {}", format_time(end)),
         }
     }
 

@@ -1,16 +1,22 @@
 //! Reopening: snapshots that an earlier process served, without asking any tier for them.
 
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::{self, BoxFuture};
+
 use crate::backoff::jittered;
+use crate::blob::Blob;
 use crate::digest::Digest;
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
+use crate::manifest::Manifest;
 use crate::mirror::Mirror;
 use crate::snapshot::Snapshot;
 use crate::task::blocking;
-use crate::tier::Tier;
 use crate::tier::lazy_origin::{LazyOrigin, OriginOpener};
+use crate::tier::{Body, Tier, TierKind, Urgency};
 
 use super::{Engine, saved_manifest};
 
@@ -38,10 +44,8 @@ impl Engine {
         mirror: Option<Mirror>,
         open: OriginOpener,
     ) -> Result<Option<Arc<Snapshot>>> {
-        let (resources, id) = (self.resources.clone(), *id);
-        let saved = blocking(move || Ok(saved_manifest(resources.cache.layout(), &id)));
-        let Some(manifest) = saved.await? else { return Ok(None) };
-        let manifest = Arc::new(manifest);
+        let Some(manifest) = self.saved(id).await? else { return Ok(None) };
+        let id = *id;
         let origin: Arc<dyn Tier> = Arc::new(LazyOrigin::new(open, manifest.clone()));
         // Peers are told of what a mirror has, and of nothing else.
         let (ladder, holder) = match &mirror {
@@ -59,6 +63,42 @@ impl Engine {
             self.resources.runtime.spawn(lease(mirror, Arc::downgrade(&snapshot)));
         }
         Ok(Some(snapshot))
+    }
+
+    /// Makes the snapshot `id` readable from the cache alone, also later: what is missing there cannot be read. `None` when its
+    /// manifest is no longer there, whole.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`].
+    pub async fn reopen_offline(&self, id: &Digest) -> Result<Option<Arc<Snapshot>>> {
+        let Some(manifest) = self.saved(id).await? else { return Ok(None) };
+        let ladder = self.ladder(None, vec![Arc::new(OfflineTier)]);
+        let shared = (self.resources.clone(), self.contents.clone());
+        Ok(Some(Arc::new(Snapshot::new(*id, manifest, Default::default(), shared, ladder))))
+    }
+
+    /// The manifest `id` in the cache, if it is there, whole.
+    async fn saved(&self, id: &Digest) -> Result<Option<Arc<Manifest>>> {
+        let (resources, id) = (self.resources.clone(), *id);
+        let saved = blocking(move || Ok(saved_manifest(resources.cache.layout(), &id)));
+        Ok(saved.await?.map(Arc::new))
+    }
+}
+
+/// The tier of a snapshot that uses no network, in the place of a mirror: where another snapshot shares a blob and has an origin,
+/// that origin is asked.
+#[derive(Debug)]
+struct OfflineTier;
+
+impl Tier for OfflineTier {
+    fn kind(&self) -> TierKind {
+        TierKind::Mirror
+    }
+
+    fn fetch<'a>(&'a self, _: &'a Blob, _: Range<u64>, _: Urgency) -> BoxFuture<'a, Result<Option<Body>>> {
+        let text =
+            "the cache no longer has all of it, and no network may be used; mount it without --offline";
+        future::ready(Err(Error::new(Kind::Unsupported, text))).boxed()
     }
 }
 

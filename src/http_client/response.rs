@@ -5,9 +5,11 @@ use futures_util::{Stream, StreamExt, stream};
 use reqwest::header::{HeaderMap, HeaderName};
 use reqwest::{Response, StatusCode};
 use serde_json::Value;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
-use super::{CONNECT_TIMEOUT, MAX_RESPONSE_TIMEOUT, SILENCE_TIMEOUT, silent};
+use super::stall::MIN_WINDOW_BYTES;
+use super::tls_reason::tls_reason;
+use super::{CONNECT_TIMEOUT, INITIAL_RESPONSE_TIMEOUT, MAX_RESPONSE_TIMEOUT, SILENCE_TIMEOUT, silent};
 use crate::error::{Error, Kind, Result};
 use crate::tier::Body;
 
@@ -32,7 +34,7 @@ pub(crate) async fn accept(response: Response) -> Result<Response> {
 pub(crate) async fn refusal(response: Response) -> (Error, Option<String>) {
     let status = response.status();
     let headers = response.headers().clone();
-    let body = read(response, MAX_ERROR_BODY_BYTES).await.unwrap_or_default();
+    let body = read_small(response, MAX_ERROR_BODY_BYTES).await.unwrap_or_default();
     let text = std::str::from_utf8(&body).unwrap_or_default();
     let (code, region) = (code_of(text), named_region(status, &headers, text));
     let (kind, advice) = classify(status, code.as_deref());
@@ -126,7 +128,7 @@ pub(crate) fn explain_transport(error: &reqwest::Error, named: bool) -> Error {
             }
             false => {
                 "the server's certificate is not signed by a trusted authority; if its authority is a private one, name a \
-                 file with that authority's certificate"
+                 file with that authority's certificate (--ca-file)"
             }
         };
         return Error::new(Kind::Unavailable, text);
@@ -142,7 +144,7 @@ pub(crate) fn explain_transport(error: &reqwest::Error, named: bool) -> Error {
     } else {
         (Kind::Unavailable, "the connection to the server was lost")
     };
-    Error::new(kind, format!("{text}: {}", innermost(error)))
+    Error::new(kind, format!("{text}: {}", reason(error)))
 }
 
 /// Why a server could not be reached, so that nothing was sent to it.
@@ -151,7 +153,7 @@ pub(crate) fn explain_transport(error: &reqwest::Error, named: bool) -> Error {
 pub(super) struct ConnectError(pub(super) String);
 
 fn unreachable(error: &reqwest::Error, text: &str) -> Error {
-    Error::with(Kind::Unavailable, text, ConnectError(innermost(error)))
+    Error::with(Kind::Unavailable, text, ConnectError(reason(error)))
 }
 
 /// Why a redirect may not be followed, where the policy or the resolver of a client found so.
@@ -187,6 +189,12 @@ fn is_untrusted_certificate(error: &reqwest::Error) -> bool {
         .any(|what| reason.ends_with(&format!("peer certificate: {what}")))
 }
 
+/// Why a connection failed. The words of the TLS library are replaced: they are for programmers.
+fn reason(error: &reqwest::Error) -> String {
+    let text = innermost(error);
+    tls_reason(&text).unwrap_or(text)
+}
+
 /// The message at the bottom of an error: the reason, without the layers that passed it on.
 pub(crate) fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     std::iter::successors(Some(error), |e| e.source()).last().map_or(String::new(), ToString::to_string)
@@ -197,21 +205,37 @@ pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'
     headers.get(name)?.to_str().ok()
 }
 
-/// Reads the whole body of a response.
+/// Reads the whole body of a response, which may be large and the line slow: only one that drips is given up.
 ///
 /// # Errors
-/// [`Kind::Unsupported`] where it is longer than `limit` bytes.
+/// [`Kind::Unsupported`] where it is longer than `limit` bytes; [`Kind::Timeout`] where [`MAX_RESPONSE_TIMEOUT`] brings neither
+/// [`MIN_WINDOW_BYTES`] nor the end.
 pub(crate) async fn read(response: Response, limit: usize) -> Result<Bytes> {
     let mut whole = BytesMut::new();
     let mut body = response.bytes_stream();
-    let silence = |_| silent(MAX_RESPONSE_TIMEOUT);
-    while let Some(piece) = timeout(MAX_RESPONSE_TIMEOUT, body.next()).await.map_err(silence)? {
-        whole.extend_from_slice(&piece.map_err(transport_error)?);
+    let (mut before, mut end) = (0, Instant::now() + MAX_RESPONSE_TIMEOUT);
+    loop {
+        match timeout_at(end, body.next()).await {
+            Ok(Some(piece)) => whole.extend_from_slice(&piece.map_err(transport_error)?),
+            Ok(None) => return Ok(whole.freeze()),
+            Err(_) if whole.len() - before >= MIN_WINDOW_BYTES as usize => {
+                (before, end) = (whole.len(), Instant::now() + MAX_RESPONSE_TIMEOUT);
+            }
+            Err(_) => return Err(silent(MAX_RESPONSE_TIMEOUT)),
+        }
         if whole.len() > limit {
             return Err(Error::new(Kind::Unsupported, format!("the response is longer than {limit} bytes")));
         }
     }
-    Ok(whole.freeze())
+}
+
+/// Reads the whole body of a response that fits into a packet or two, as errors and tokens do.
+///
+/// # Errors
+/// Those of [`read`]; [`Kind::Timeout`] where it is not there within [`INITIAL_RESPONSE_TIMEOUT`].
+pub(crate) async fn read_small(response: Response, limit: usize) -> Result<Bytes> {
+    let whole = timeout(INITIAL_RESPONSE_TIMEOUT, read(response, limit)).await;
+    whole.unwrap_or_else(|_| Err(silent(INITIAL_RESPONSE_TIMEOUT)))
 }
 
 /// Checks that `body` has exactly `len` bytes as it passes. Its errors name `what`.
@@ -245,7 +269,46 @@ pub(crate) fn body_of_length(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use tokio::time::sleep;
+
     use super::*;
+
+    /// A response that brings so many bytes a second for so many seconds.
+    fn slow(status: u16, rate: usize, seconds: u64) -> Response {
+        let pieces = stream::iter(0..seconds).then(move |_| async move {
+            sleep(Duration::from_secs(1)).await;
+            Ok::<_, std::io::Error>(vec![b' '; rate])
+        });
+        let response = axum::http::Response::builder().status(status);
+        response.body(reqwest::Body::wrap_stream(pieces)).expect("a response").into()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn response_that_drips_is_given_up_and_one_that_is_slow_is_read() {
+        for (rate, seconds, given_up_after) in
+            [(5, 20, None), (5000, 600, None), (5, 600, Some(30)), (0, 600, Some(30))]
+        {
+            let began = Instant::now();
+            let read = read(slow(200, rate, seconds), 10 << 20).await;
+            match given_up_after {
+                None => assert_eq!(read.expect("slow").len(), rate * seconds as usize),
+                Some(after) => {
+                    assert_eq!(read.expect_err("drips").kind(), Kind::Timeout);
+                    assert_eq!(began.elapsed().as_secs(), after);
+                }
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn error_response_that_drips_is_reported_by_its_status_within_seconds() {
+        let began = Instant::now();
+        let error = accept(slow(403, 5, 600)).await.expect_err("refused");
+        assert_eq!((error.kind(), began.elapsed().as_secs()), (Kind::Refused, 5));
+        assert_eq!(read_small(slow(200, 5, 600), 1000).await.expect_err("drips").kind(), Kind::Timeout);
+    }
 
     #[tokio::test]
     async fn body_of_another_length_is_an_error() {

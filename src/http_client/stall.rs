@@ -10,8 +10,8 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{INITIAL_RESPONSE_TIMEOUT, MAX_RESPONSE_TIMEOUT};
 
-/// What a small request has to bring in [`INITIAL_RESPONSE_TIMEOUT`] in order not to be slow, in bytes.
-const MIN_WINDOW_BYTES: u64 = 128 << 10;
+/// What a request has to bring in a window of time in order not to be slow, in bytes.
+pub(super) const MIN_WINDOW_BYTES: u64 = 128 << 10;
 
 /// Sends `request`, which counts the bytes that arrive into what it is given, and again beside it while it brings too little.
 /// Returns the first response; `None` after [`MAX_RESPONSE_TIMEOUT`] in which all were too slow.

@@ -234,7 +234,7 @@ fn reason(error: &object_store::Error) -> String {
         return explain_transport(lost, false).to_string();
     }
     let mut layers = std::iter::successors(Some(first), |layer| layer.source());
-    if layers.any(|layer| layer.to_string().starts_with(UNREADABLE_MESSAGE_PREFIX)) {
+    if layers.any(|layer| is_unreadable(&layer.to_string())) {
         return "the response is not that of an object storage; check --mirror-endpoint".to_owned();
     }
     let text = root_cause(error);
@@ -249,6 +249,14 @@ const STATUS_MESSAGE_PREFIX: &str = "Server returned non-2xx status code: ";
 
 /// The text that `object_store` puts before what it cannot read, and why: with names of its types, and with the response.
 const UNREADABLE_MESSAGE_PREFIX: &str = "Got invalid ";
+
+/// The text that `object_store` puts after the name of a header that every object has, where a response lacks it.
+const MISSING_HEADER_MESSAGE_SUFFIX: &str = " Header missing from response";
+
+/// Whether an error of `object_store` says that it cannot make sense of a successful response.
+fn is_unreadable(text: &str) -> bool {
+    text.starts_with(UNREADABLE_MESSAGE_PREFIX) || text.ends_with(MISSING_HEADER_MESSAGE_SUFFIX)
+}
 
 /// Whether the service does not know what it was asked for: 501, as S3's errors have it.
 fn is_not_implemented(error: &object_store::Error) -> bool {

@@ -73,12 +73,16 @@ impl RangeRequest {
 
     /// Checks that the body of `response` is exactly the range, not encoded.
     pub(super) fn check(&self, response: &Response) -> Result<()> {
-        let encoded =
-            header(response.headers(), &CONTENT_ENCODING).is_some_and(|coding| coding != "identity");
-        if encoded && !is_part(response) {
-            return Err(self.error(Kind::Unsupported, "the server sends it encoded, though asked not to"));
-        }
+        self.check_encoding(response)?;
         self.check_range(response)
+    }
+
+    /// Checks that the body of `response` is not encoded, unless it is a part of what is stored so.
+    pub(super) fn check_encoding(&self, response: &Response) -> Result<()> {
+        match is_encoded(response) && !is_part(response) {
+            true => Err(encoded().context(&self.name)),
+            false => Ok(()),
+        }
     }
 
     /// Checks that the body of `response` is exactly the range, however it is encoded.
@@ -162,6 +166,16 @@ impl RangeRequest {
 pub(super) fn is_part(response: &Response) -> bool {
     let sent = header(response.headers(), &CONTENT_RANGE).and_then(content_range);
     sent.is_some_and(|(_, total)| total.is_some())
+}
+
+/// Whether `response` is encoded, for all that its headers say.
+pub(super) fn is_encoded(response: &Response) -> bool {
+    header(response.headers(), &CONTENT_ENCODING).is_some_and(|coding| coding != "identity")
+}
+
+/// The error for content that is encoded on its way.
+pub(super) fn encoded() -> Error {
+    Error::new(Kind::Unsupported, "the server sends it encoded, though asked not to")
 }
 
 /// Asks for `range`, which is not empty.

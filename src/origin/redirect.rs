@@ -20,9 +20,12 @@ use crate::source::{Access, loopback};
 
 /// How many redirects are followed, one after the other.
 const REDIRECT_LIMIT: usize = 10;
-/// The shared address space of carrier-grade NAT (RFC 6598) with its mask, and the NAT64 prefix (RFC 6052).
+/// The shared address space of carrier-grade NAT (RFC 6598) and the networks of benchmarks (RFC 2544), each with its mask.
 const CARRIER_NAT: (u32, u32) = (0x6440_0000, 0xffc0_0000);
+const BENCHMARKS: (u32, u32) = (0xc612_0000, 0xfffe_0000);
+/// The prefixes of NAT64 (RFC 6052) and of 6to4 (RFC 3056).
 const NAT64: [u16; 6] = [0x64, 0xff9b, 0, 0, 0, 0];
+const SIX_TO_FOUR: u16 = 0x2002;
 
 /// The scope from which an address can be reached; a later one is wider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -135,12 +138,12 @@ impl AddressScope {
     }
 
     fn of_v4(address: Ipv4Addr) -> Self {
-        let (carrier, mask) = CARRIER_NAT;
+        let is_in = |(network, mask)| u32::from(address) & mask == network;
         if address.is_link_local() {
             Self::LinkLocal
         } else if address.is_loopback() || address.octets()[0] == 0 {
             Self::Loopback
-        } else if address.is_private() || u32::from(address) & mask == carrier {
+        } else if address.is_private() || is_in(CARRIER_NAT) || is_in(BENCHMARKS) {
             Self::Private
         } else {
             Self::Global
@@ -148,16 +151,10 @@ impl AddressScope {
     }
 
     fn of_v6(address: Ipv6Addr) -> Self {
-        let [prefix @ .., high, low] = address.segments();
-        let embedded = address
-            .to_ipv4_mapped()
-            .or_else(|| (prefix == NAT64).then(|| Ipv4Addr::from(u32::from(high) << 16 | u32::from(low))));
-        if let Some(v4) = embedded {
+        if let Some(v4) = embedded_v4(address) {
             Self::of_v4(v4)
         } else if address.is_unicast_link_local() {
             Self::LinkLocal
-        } else if address.is_loopback() || address.is_unspecified() {
-            Self::Loopback
         } else if address.is_unique_local() {
             Self::Private
         } else {
@@ -172,6 +169,17 @@ impl AddressScope {
             Self::Private => "the private address",
             Self::Global => "the address",
         }
+    }
+}
+
+/// The IPv4 address that packets to `address` go to: one that is mapped (`::` and `::1` are, as 0.0.0.0 and 0.0.0.1), or in the
+/// prefix of a translation or a tunnel.
+fn embedded_v4(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    let join = |high, low| Some(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)));
+    match address.segments() {
+        [SIX_TO_FOUR, high, low, ..] => join(high, low),
+        [prefix @ .., high, low] if prefix == NAT64 => join(high, low),
+        _ => address.to_ipv4(),
     }
 }
 
@@ -220,10 +228,12 @@ mod tests {
 
     #[test]
     fn redirect_to_narrower_scope_is_refused_unless_named() {
-        let global = ["http://198.51.100.7/x", "http://[2001:db8::1]/x"];
+        let global = ["http://198.51.100.7/x", "http://[2001:db8::1]/x", "http://[2002:c633:6407::1]/x"];
         let private =
             ["http://10.1.2.3/x", "http://172.16.0.1/x", "http://192.168.0.1/x", "http://100.100.100.200/x"];
-        let private = [&private[..], &["http://[fd00:ec2::254]/x", "http://[::ffff:10.0.0.1]/x"]].concat();
+        let v6 = ["http://[fd00:ec2::254]/x", "http://[::ffff:10.0.0.1]/x", "http://[::10.9.9.9]/x"];
+        let others = ["http://198.18.0.1/x", "http://198.19.255.1/x", "http://[2002:a09:909::1]/x"];
+        let private = [&private[..], &v6, &others].concat();
         let own = ["http://127.0.0.1/x", "http://[::1]/x", "http://0.0.0.0/x", "http://[64:ff9b::7f00:1]/x"];
         let link = ["http://169.254.169.254/latest", "http://[fe80::1]/x", "http://2852039166/x"];
         let scopes = [&link[..], &own[..], &private[..], &global[..]];

@@ -145,10 +145,11 @@ impl WebOrigin {
         if !validator.matches(response.headers()) {
             return Err(wanted.changed("the server sends another version of it"));
         }
+        wanted.check_encoding(&response)?;
         if is_sequential(&blob.version) && wanted.is_whole(&response)? {
             return Ok(Some(wanted.body_of_whole(response)));
         }
-        wanted.check(&response)?;
+        wanted.check_range(&response)?;
         Ok(Some(wanted.body(response)))
     }
 }

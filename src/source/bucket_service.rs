@@ -78,7 +78,7 @@ impl BucketService {
             _ => Err(Error::new(
                 Kind::Invalid,
                 format!(
-                    "buckets cannot have hosts of their own at {endpoint}, which is not a host name; use path-style URLs"
+                    "buckets cannot have hosts of their own at {endpoint}, which is not a host name; use path-style URLs (--bucket-style path)"
                 ),
             )),
         }

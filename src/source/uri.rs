@@ -222,6 +222,9 @@ fn file(text: &str) -> Result<Uri> {
         return Err(wrong("file", format!("{c:?} is written as %{:02X}", u32::from(c))));
     }
     let path = Url::parse(text).ok().and_then(|url| url.to_file_path().ok());
+    if path.as_ref().is_some_and(|path| path.as_os_str().as_encoded_bytes().contains(&0)) {
+        return Err(wrong("file", "no path has a NUL character"));
+    }
     path.map(Uri::File).ok_or_else(|| wrong("file", "a local path begins with a third slash"))
 }
 
@@ -325,6 +328,7 @@ mod tests {
             ("S3://bucket", "S3:// is unknown"),
             ("file://host/x", "third slash"),
             ("file:///a#b", "%23"),
+            ("file:///a%00b", "NUL"),
             ("https:///x", "no host"),
             ("https://", "expected https://host/file"),
             ("https://h/x#y", "%23"),

@@ -132,9 +132,15 @@ async fn find_cached(
         if request.snapshot.as_ref().is_some_and(|pinned| *pinned != snapshot) {
             continue;
         }
-        let mirror = request.mirror.as_ref().map(|at| mirror::open(at, scratch.to_owned())).transpose()?;
-        let open = opener(uri, &resolved, &request.weights.access);
-        let Some(snapshot) = engine.reopen(&snapshot.parse()?, mirror, open).await? else { continue };
+        let id = snapshot.parse()?;
+        let reopened = if request.offline {
+            engine.reopen_offline(&id).await?
+        } else {
+            let mirror =
+                request.mirror.as_ref().map(|at| mirror::open(at, scratch.to_owned())).transpose()?;
+            engine.reopen(&id, mirror, opener(uri, &resolved, &request.weights.access)).await?
+        };
+        let Some(snapshot) = reopened else { continue };
         let candidate = Arc::clone(&snapshot);
         let held = blocking(move || {
             // Leased first, so that nothing is evicted after it was checked.
@@ -269,7 +275,12 @@ pub async fn reopen(
         let text = format!("the cache no longer has the manifest of {uri}; mount it again");
         Failure::new(Kind::NotFound, text)
     };
-    let snapshot = engine.reopen(&record.snapshot.parse()?, mirror, open).await?.ok_or_else(gone)?;
+    let id = record.snapshot.parse()?;
+    let reopened = match request.offline {
+        true => engine.reopen_offline(&id).await?,
+        false => engine.reopen(&id, mirror, open).await?,
+    };
+    let snapshot = reopened.ok_or_else(gone)?;
     apply_layout(engine, &snapshot, request, &record.resolved).await?;
     Ok(snapshot)
 }
@@ -286,9 +297,10 @@ pub async fn fetch_manifest(
     Ok(true)
 }
 
-/// The mirror of a record's `request`. The record's own credentials for it are lost with the others.
+/// The mirror of a record's `request`, if that may be asked. The record's own credentials for it are lost with the others.
 fn mirror_of(scratch: &Path, record: &MountRecord, request: &MountRequest) -> Option<Result<Mirror>> {
-    let at = request.mirror.as_ref().filter(|_| !record.lacks_secrets || record.request.mirror.is_none());
+    let has_credentials = !record.lacks_secrets || record.request.mirror.is_none();
+    let at = request.mirror.as_ref().filter(|_| has_credentials && !request.offline);
     at.map(|at| mirror::open(at, scratch.to_owned()))
 }
 

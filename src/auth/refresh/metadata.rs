@@ -6,6 +6,7 @@ use reqwest::header::HeaderValue;
 use reqwest::{Method, Request, StatusCode};
 use url::Url;
 
+use crate::error::Kind;
 use crate::http_client::HttpClient;
 
 /// The URL of the metadata service, at AWS, Google and Azure alike.
@@ -24,6 +25,7 @@ pub(in crate::auth) async fn probe(client: &HttpClient, address: &str) -> Result
         // AWS's would be 401 without a token, Azure's 400: a firewall forbids it.
         Ok(answer) if answer.status() == StatusCode::FORBIDDEN => Err(format!("{address} is forbidden")),
         Ok(_) => Ok(()),
+        Err(error) if error.kind() != Kind::Timeout => Err(format!("{address}: {error}")),
         Err(_) => Err(format!("{address} did not respond within {} s", METADATA_TIMEOUT.as_secs())),
     }
 }

@@ -286,8 +286,9 @@ async fn bucket_access_that_is_wrong_is_refused_before_any_request() {
     let (kind, text) = refused(&Access { aws: Some(nothing), ..Access::default() }).await;
     assert_eq!(kind, Kind::Refused);
     let said = "s3://b: no credentials found: no access key is given, and this machine has no web identity token with a role, no \
-                AWS profile with a key, no container credentials, and no metadata service (http://127.0.0.1:1 did not respond \
-                within 1 s); give an access key ID and a secret access key, or ask for anonymous access";
+                AWS profile with a key, no container credentials, and no metadata service (http://127.0.0.1:1: cannot \
+                connect to the server: Connection refused (os error 111)); give an access key ID and a secret access key, or \
+                ask for anonymous access";
     assert_eq!(text, said);
     for (endpoint, said) in [
         ("http://10.0.0.1:9000", "is plain http"),
@@ -307,7 +308,7 @@ async fn bucket_access_that_is_wrong_is_refused_before_any_request() {
     let (_, text) = refused(&far).await;
     assert_eq!(
         text,
-        "s3://b: buckets cannot have hosts of their own at http://10.0.0.1:9000, which is not a host name; use path-style URLs"
+        "s3://b: buckets cannot have hosts of their own at http://10.0.0.1:9000, which is not a host name; use path-style URLs (--bucket-style path)"
     );
     let trusting = Access { authorities: Some("hush".into()), ..access("https://h") };
     let (_, text) = refused(&trusting).await;

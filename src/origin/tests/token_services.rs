@@ -111,8 +111,8 @@ async fn federated_token_that_is_refused_is_replaced_once_for_all_requests() {
     assert_eq!(issued.load(Ordering::Relaxed), 2, "one for all");
     good.store(9, Ordering::Relaxed);
     let error = read().await.expect_err("refused");
-    let said = "gs://b/model/x: the server returned 401 Unauthorized, UNAUTHENTICATED; check the secret \"s\", which is valid \
-                until 2096-01-02T03:04:05Z";
+    let said = "gs://b/model/x: the server returned 401 Unauthorized, UNAUTHENTICATED; check the secret \"s\", valid until \
+                2096-01-02T03:04:05Z";
     assert_eq!((error.kind(), error.to_string()), (Kind::Refused, said.into()));
 }
 

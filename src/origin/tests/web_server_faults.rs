@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Redirect};
 use url::Url;
 
 use super::web_server::{fetched, site, sums};
+use crate::blob::{Blob, WHOLE_MARK};
 use crate::error::Kind;
 use crate::origin::web::WebOrigin;
 use crate::source::Access;
@@ -94,6 +95,45 @@ async fn web_page_in_place_of_a_file_is_not_taken_for_a_change() {
     assert_eq!(error.kind(), Kind::Unsupported);
     let said = "/x: the server's response lacks the version of its earlier ones; perhaps another server responds in its place";
     assert!(error.to_string().ends_with(said), "{error}");
+}
+
+#[tokio::test]
+async fn web_file_that_comes_encoded_is_refused_whatever_its_size() {
+    const SAID: &str = "/x: the server sends it encoded, though asked not to";
+    for size in [100, 2 << 20] {
+        let site = site("x").await;
+        site.server.put("x", vec![7; size]);
+        let blob = pinned(&site.origin, "x").await.expect("pinned");
+        let whole =
+            move || ([("etag", "\"v0\""), ("content-encoding", "gzip")], vec![7; size]).into_response();
+        site.server.rule(move |_| Some(whole()));
+        let error = pinned(&site.origin, "x").await.expect_err("listed");
+        assert!(error.kind() == Kind::Unsupported && error.to_string().ends_with(SAID), "{error}");
+        // One whose server ignores Range is read whole.
+        let version = [WHOLE_MARK.as_bytes(), &blob.version].concat().into();
+        let error = fetched(&site, &Blob { version, ..blob }, 1..4).await.expect_err("read");
+        assert!(error.kind() == Kind::Unsupported && error.to_string().ends_with(SAID), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn web_file_stored_encoded_is_read_as_it_is_stored() {
+    let site = site("x").await;
+    site.server.put("x", "weights");
+    let stored = [("etag", "\"v0\""), ("content-encoding", "x-gzip")];
+    site.server.rule(move |request| {
+        let range = request.headers().get("range").map(|range| range.to_str().expect("a range").to_owned());
+        Some(match range.as_deref() {
+            None => (stored, "weights").into_response(),
+            Some("bytes=0-0") => {
+                (StatusCode::PARTIAL_CONTENT, stored, [("content-range", "bytes 0-0/7")], "w").into_response()
+            }
+            _ => (StatusCode::PARTIAL_CONTENT, stored, [("content-range", "bytes 1-3/7")], "eig")
+                .into_response(),
+        })
+    });
+    let blob = pinned(&site.origin, "x").await.expect("pinned");
+    assert_eq!(fetched(&site, &blob, 1..4).await.expect("fetch"), "eig");
 }
 
 #[tokio::test]

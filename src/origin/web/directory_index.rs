@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::validator::Validator;
 use crate::error::{Error, Kind, Result};
+use crate::origin::range_request::condition;
 
 /// A format of an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +75,7 @@ struct JsonFile {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "an mtime is seconds since 1970 or a time as in RFC 3339")]
 enum Time {
     Seconds(i64),
     Text(chrono::DateTime<chrono::FixedOffset>),
@@ -89,6 +90,10 @@ fn json(content: &[u8]) -> Result<Vec<IndexItem>> {
 fn item(file: JsonFile) -> Result<IndexItem> {
     let wrong = |what: &str| Error::new(Kind::Invalid, format!("{:?} has {what}", file.path));
     let version = match &file.etag {
+        // Each request would fail with it.
+        Some(etag) if condition(etag).is_err() => {
+            return Err(wrong("an etag with characters that no HTTP header may contain"));
+        }
         Some(etag) => Some(Validator::etag(etag).ok_or_else(|| wrong("a weak or unquoted etag"))?),
         None => None,
     };
@@ -194,7 +199,15 @@ mod tests {
         for (bad, said) in [
             (r#"{"files": [{"size": 3}]}"#, "path"),
             (r#"{"files": [{"path": "a", "etag": "W/\"x\""}]}"#, "\"a\" has a weak"),
+            (
+                r#"{"files": [{"path": "a", "etag": "\"x\r\nX-Evil: 1\""}]}"#,
+                "\"a\" has an etag with characters",
+            ),
             (r#"{"files": [{"path": "a", "sha256": "00"}]}"#, "\"a\" has a sha256"),
+            (
+                r#"{"files": [{"path": "a", "mtime": "yesterday"}]}"#,
+                "seconds since 1970 or a time as in RFC 3339",
+            ),
             ("<html>", "not an index"),
         ] {
             let error = IndexFormat::Json.read(bad.as_bytes()).expect_err(bad);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use reqwest::header::{
     ACCEPT_ENCODING, ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, HeaderMap, LAST_MODIFIED,
 };
-use reqwest::{Method, Request, StatusCode};
+use reqwest::{Method, Request, Response, StatusCode};
 use url::Url;
 
 use super::WebOrigin;
@@ -13,7 +13,7 @@ use super::validator::Validator;
 use crate::block::BLOCK;
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{accept, header};
-use crate::origin::range_request::{IDENTITY, content_range, set_range};
+use crate::origin::range_request::{IDENTITY, content_range, encoded, is_encoded, is_part, set_range};
 
 /// The metadata of a file in a server's headers.
 #[derive(Debug)]
@@ -23,12 +23,23 @@ pub(super) struct FileProbe {
     pub mtime: Option<(i64, u32)>,
     /// Whether the server ignores Range and sends all of it.
     pub whole: bool,
+    /// Whether its size may be that of an encoded form, made on the way. A part is one of what is stored (RFC 9110, section 14.4).
+    encoded: bool,
 }
 
 impl FileProbe {
     /// Asks for the headers of `url`, or for its first byte where a server refuses that (a signature, for one, may be
     /// valid for GET only). Where the server does not say that it has ranges, or none was seen yet, the first byte tells.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] for a file that comes encoded: a mount would show the encoded form as its content.
     pub(super) async fn of(web: &WebOrigin, url: Url) -> Result<Self> {
+        let probe = Self::ask(web, url).await?;
+        if probe.encoded { Err(encoded()) } else { Ok(probe) }
+    }
+
+    /// The metadata, encoded or not.
+    async fn ask(web: &WebOrigin, url: Url) -> Result<Self> {
         let mut request = Request::new(Method::HEAD, url.clone());
         request.headers_mut().insert(ACCEPT_ENCODING, IDENTITY);
         let response = match web.execute(&request).await {
@@ -42,14 +53,14 @@ impl FileProbe {
                 let headers = response.headers();
                 let ranges = header(headers, &ACCEPT_RANGES).is_some_and(|unit| unit == "bytes")
                     && web.has_ranges.load(Ordering::Relaxed);
-                match length(headers).map(|size| Self::new(size, headers)) {
+                match length(headers).map(|size| Self::new(size, &response)) {
                     // Some servers say so of every file, in answer to HEAD.
                     Some(probe) if probe.size == 0 => {
                         let first = Self::first_byte(web, url).await?;
                         // The response of an empty file, 416, need not have its version.
-                        Ok(if first.size == 0 { probe } else { first })
+                        Ok(if first.size == 0 { Self { encoded: first.encoded, ..probe } } else { first })
                     }
-                    Some(probe) if ranges || probe.size <= BLOCK => Ok(probe),
+                    Some(probe) if !probe.encoded && (ranges || probe.size <= BLOCK) => Ok(probe),
                     Some(probe) => {
                         let Ok(first) = Self::first_byte(web, url).await else { return Ok(probe) };
                         web.has_ranges.fetch_or(!first.whole, Ordering::Relaxed);
@@ -79,17 +90,19 @@ impl FileProbe {
         };
         match size {
             Some(size) => {
-                Ok(Self { whole: status == StatusCode::OK && size > 1, ..Self::new(size, headers) })
+                Ok(Self { whole: status == StatusCode::OK && size > 1, ..Self::new(size, &response) })
             }
             None => Err(Error::new(Kind::Unsupported, "the server does not send the size of the file")),
         }
     }
 
-    fn new(size: u64, headers: &HeaderMap) -> Self {
+    fn new(size: u64, response: &Response) -> Self {
+        let headers = response.headers();
         let modified =
             header(headers, &LAST_MODIFIED).and_then(|date| chrono::DateTime::parse_from_rfc2822(date).ok());
         let mtime = modified.map(|date| (date.timestamp(), 0));
-        Self { size, validator: Validator::of(headers), mtime, whole: false }
+        let encoded = is_encoded(response) && !is_part(response);
+        Self { size, validator: Validator::of(headers), mtime, whole: false, encoded }
     }
 }
 

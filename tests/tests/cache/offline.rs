@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use bdnfs_tests::MIB;
 use bdnfs_tests::command_output::CommandOutput;
 use bdnfs_tests::proxy::NetworkFault;
+use bdnfs_tests::rot::{flip_byte, largest_file};
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::{assert_same, assert_same_tree};
 
@@ -94,6 +95,30 @@ fn offline_mount_sends_no_request_and_is_refused_unless_complete() {
     assert_same(&staged, &fs::read(point.join("weights")).unwrap(), "what was staged");
     assert!(!point.join("newer").exists());
     assert_eq!(env.s3.requests.of(axum::http::Method::GET, |_| true).requests, 0);
+}
+
+#[test]
+fn offline_mount_of_a_damaged_cache_names_the_damage_and_sends_no_request() {
+    for options in [&[][..], &MIRRORED] {
+        let env = env();
+        env.mirror();
+        stage(&env, options);
+        flip_byte(&largest_file(&env.machine.cache().join("tenants")), 2 * MIB as u64);
+        env.s3.requests.clear();
+        let began = Instant::now();
+        let (point, ran) = mount(&env, "mnt", &[options, &["--offline", "--wait", "--verify"]].concat());
+        ran.fails(&[
+            "weights",
+            "the cache no longer has all of it, and no network may be used; mount it without --offline",
+        ]);
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        assert_eq!(env.s3.requests.of(axum::http::Method::GET, |_| true).requests, 0);
+        env.machine.run(&["umount", point.to_str().unwrap()]);
+
+        let (point, ran) = mount(&env, "back", &[options, &["--wait"]].concat());
+        ran.succeeds();
+        assert_same_tree(&env.bucket(), &point);
+    }
 }
 
 #[test]

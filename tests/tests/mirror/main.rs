@@ -4,6 +4,7 @@
 
 mod checkpoints;
 mod damage;
+mod local_mirrors;
 mod publish;
 mod same_content;
 mod services;

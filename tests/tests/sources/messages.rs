@@ -85,9 +85,12 @@ fn mirror_endpoint_without_a_bucket_is_named_in_the_error() {
     )]);
     for body in ["{\"ok\": true}", "", "<html><body>Welcome</body></html>"] {
         let server = self::server(200, body);
-        let mirror = ["--mirror", "s3://m", "--mirror-endpoint", &server.url(), "--mirror-anonymous"];
+        let portal = server.url();
+        let mirror = |url| ["--mirror", url, "--mirror-endpoint", &portal, "--mirror-anonymous"];
+        let said = "the response is not that of an object storage; check --mirror-endpoint";
+        machine.run(&[&["mirror", "ls"], &mirror("gs://m")[..]].concat()).fails(&["gs://m", said]);
         for command in [&["mirror", "ls"][..], &["mirror", "add", source.to_str().unwrap()]] {
-            let output = machine.run(&[command, &mirror].concat()).fails(&["s3://m"]);
+            let output = machine.run(&[command, &mirror("s3://m")].concat()).fails(&["s3://m"]);
             for jargon in ["Event", "struct", "invalid type", "missing field", "Got invalid", "<", "Welcome"]
             {
                 assert!(!output.contains(jargon), "{output}");

@@ -1,5 +1,6 @@
 //! `bdnfs mirror add`.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -80,8 +81,11 @@ struct MirrorResult<'a> {
 pub async fn run(args: MirrorAddArgs) -> Result<()> {
     let request =
         args.mirror.request_or_default(&args.options.access, args.sources.first().map(Source::uri))?;
-    let mirror = bdnfs_agent::mirror::open(&request, std::env::temp_dir())?;
     let entries = entries(&args)?;
+    // To open it would create its directory.
+    let at = request.url.expose().parse()?;
+    entries.iter().try_for_each(|entry| check_not_inside(&at, entry))?;
+    let mirror = bdnfs_agent::mirror::open(&request, std::env::temp_dir())?;
     if args.exclusive && mirror.init_exclusive().await? {
         eprintln!(
             "note: {} has one writer at a time: while one is at work, others are refused",
@@ -109,6 +113,27 @@ pub async fn run(args: MirrorAddArgs) -> Result<()> {
     }
     if failed > 0 {
         bail!("{failed} of {} sources were not mirrored", entries.len());
+    }
+    Ok(())
+}
+
+/// Refuses a mirror in a directory that is mirrored: each run would mirror what the one before it wrote.
+fn check_not_inside(mirror: &Uri, entry: &MirrorEntry) -> Result<()> {
+    let (Uri::File(mirror), Uri::File(source)) = (mirror, &entry.uri) else { return Ok(()) };
+    // What does not exist yet is in no other place than its name says.
+    let (Ok(root), Ok(path)) = (source.canonicalize(), std::path::absolute(mirror)) else { return Ok(()) };
+    let Some((above, real)) = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)))
+    else {
+        return Ok(());
+    };
+    let path = real.join(path.strip_prefix(above)?);
+    let Ok(below) = path.strip_prefix(&root) else { return Ok(()) };
+    if entry.patterns.select(below.join("format.json").as_os_str().as_bytes()) {
+        bail!(
+            "the mirror {} lies in its own source {}; choose another directory, or exclude it with --ignore",
+            mirror.display(),
+            source.display()
+        );
     }
     Ok(())
 }

@@ -1,0 +1,23 @@
+//! Mirrors in directories of this machine.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::tree::write_file;
+
+#[test]
+fn mirror_add_to_a_directory_of_its_source_is_refused_unless_ignored() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    write_file(&source, "x", 1000);
+    let add =
+        |options: &[&str]| machine.run(&[&["mirror", "add", source.to_str().unwrap()], options].concat());
+    symlink(&source, source.with_file_name("link")).unwrap();
+    for inside in ["source/a/mirror", "link/mirror", "source"] {
+        let mirror = format!("file://{}", source.with_file_name(inside).display());
+        add(&["--mirror", &mirror]).fails(&["lies in its own source"]);
+    }
+    assert_eq!(fs::read_dir(&source).unwrap().count(), 1, "nothing was made");
+    add(&["--mirror", &format!("file://{}/mirror", source.display()), "--ignore", "mirror/*"]).succeeds();
+}
