@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout};
 
 pub(crate) use self::response::{
     MAX_ERROR_BODY_BYTES, UnfollowedRedirect, accept, body_of_length, code_of, explain_transport, header,
-    innermost, named_region, read, read_small, refusal, transport_error,
+    innermost, named_region, read, refusal, transport_error,
 };
 pub(crate) use self::retry::{UnreachableRetry, retry, retry_listing};
 pub(crate) use self::stall::send_hedged;

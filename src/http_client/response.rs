@@ -221,7 +221,14 @@ pub(crate) async fn read(response: Response, limit: usize) -> Result<Bytes> {
             Err(_) if whole.len() - before >= MIN_WINDOW_BYTES as usize => {
                 (before, end) = (whole.len(), Instant::now() + MAX_RESPONSE_TIMEOUT);
             }
-            Err(_) => return Err(silent(MAX_RESPONSE_TIMEOUT)),
+            Err(_) => {
+                let text = format!(
+                    "the server sent less than {} KiB within {} s",
+                    MIN_WINDOW_BYTES >> 10,
+                    MAX_RESPONSE_TIMEOUT.as_secs()
+                );
+                return Err(Error::new(Kind::Timeout, text));
+            }
         }
         if whole.len() > limit {
             return Err(Error::new(Kind::Unsupported, format!("the response is longer than {limit} bytes")));
@@ -229,11 +236,11 @@ pub(crate) async fn read(response: Response, limit: usize) -> Result<Bytes> {
     }
 }
 
-/// Reads the whole body of a response that fits into a packet or two, as errors and tokens do.
+/// Reads the whole body of a response that fits into a packet or two, as those of errors do.
 ///
 /// # Errors
 /// Those of [`read`]; [`Kind::Timeout`] where it is not there within [`INITIAL_RESPONSE_TIMEOUT`].
-pub(crate) async fn read_small(response: Response, limit: usize) -> Result<Bytes> {
+async fn read_small(response: Response, limit: usize) -> Result<Bytes> {
     let whole = timeout(INITIAL_RESPONSE_TIMEOUT, read(response, limit)).await;
     whole.unwrap_or_else(|_| Err(silent(INITIAL_RESPONSE_TIMEOUT)))
 }

@@ -14,7 +14,7 @@ pub(super) fn tls_reason(text: &str) -> Option<String> {
     }
     if let Some(alert) = text.strip_prefix(ALERT_PREFIX) {
         return Some(match alert {
-            "ProtocolVersion" | "HandshakeFailure" | "InsufficientSecurity" => {
+            "ProtocolVersion" | "InsufficientSecurity" => {
                 format!(
                     "the server has no version of TLS or cipher in common with bdnfs, which has TLS 1.2 and 1.3 ({alert})"
                 )

@@ -20,11 +20,15 @@ use crate::source::{Access, loopback};
 
 /// How many redirects are followed, one after the other.
 const REDIRECT_LIMIT: usize = 10;
-/// The shared address space of carrier-grade NAT (RFC 6598) and the networks of benchmarks (RFC 2544), each with its mask.
-const CARRIER_NAT: (u32, u32) = (0x6440_0000, 0xffc0_0000);
-const BENCHMARKS: (u32, u32) = (0xc612_0000, 0xfffe_0000);
-/// The prefixes of NAT64 (RFC 6052) and of 6to4 (RFC 3056).
+/// Networks that are nobody's on the internet, each with its mask: of carrier-grade NAT (RFC 6598), of benchmarks (RFC 2544), and of
+/// protocols (RFC 6890), in which a cloud has its metadata.
+const SPECIAL_NETWORKS: [(u32, u32); 3] =
+    [(0x6440_0000, 0xffc0_0000), (0xc612_0000, 0xfffe_0000), (0xc000_0000, 0xffff_ff00)];
+/// The address at which machines of Azure reach what hosts them.
+const AZURE_HOST: Ipv4Addr = Ipv4Addr::new(168, 63, 129, 16);
+/// The prefixes of NAT64 (RFC 6052), of that within a network (RFC 8215), and of 6to4 (RFC 3056).
 const NAT64: [u16; 6] = [0x64, 0xff9b, 0, 0, 0, 0];
+const LOCAL_NAT64: [u16; 3] = [0x64, 0xff9b, 1];
 const SIX_TO_FOUR: u16 = 0x2002;
 
 /// The scope from which an address can be reached; a later one is wider.
@@ -139,11 +143,11 @@ impl AddressScope {
 
     fn of_v4(address: Ipv4Addr) -> Self {
         let is_in = |(network, mask)| u32::from(address) & mask == network;
-        if address.is_link_local() {
+        if address.is_link_local() || address == AZURE_HOST {
             Self::LinkLocal
         } else if address.is_loopback() || address.octets()[0] == 0 {
             Self::Loopback
-        } else if address.is_private() || is_in(CARRIER_NAT) || is_in(BENCHMARKS) {
+        } else if address.is_private() || SPECIAL_NETWORKS.into_iter().any(is_in) {
             Self::Private
         } else {
             Self::Global
@@ -155,7 +159,7 @@ impl AddressScope {
             Self::of_v4(v4)
         } else if address.is_unicast_link_local() {
             Self::LinkLocal
-        } else if address.is_unique_local() {
+        } else if address.is_unique_local() || address.segments().starts_with(&LOCAL_NAT64) {
             Self::Private
         } else {
             Self::Global
@@ -232,10 +236,21 @@ mod tests {
         let private =
             ["http://10.1.2.3/x", "http://172.16.0.1/x", "http://192.168.0.1/x", "http://100.100.100.200/x"];
         let v6 = ["http://[fd00:ec2::254]/x", "http://[::ffff:10.0.0.1]/x", "http://[::10.9.9.9]/x"];
-        let others = ["http://198.18.0.1/x", "http://198.19.255.1/x", "http://[2002:a09:909::1]/x"];
+        let others = [
+            "http://198.18.0.1/x",
+            "http://198.19.255.1/x",
+            "http://192.0.0.192/x",
+            "http://[64:ff9b:1::a09:909]/x",
+            "http://[2002:a09:909::1]/x",
+        ];
         let private = [&private[..], &v6, &others].concat();
         let own = ["http://127.0.0.1/x", "http://[::1]/x", "http://0.0.0.0/x", "http://[64:ff9b::7f00:1]/x"];
-        let link = ["http://169.254.169.254/latest", "http://[fe80::1]/x", "http://2852039166/x"];
+        let link = [
+            "http://169.254.169.254/latest",
+            "http://[fe80::1]/x",
+            "http://2852039166/x",
+            "http://168.63.129.16/x",
+        ];
         let scopes = [&link[..], &own[..], &private[..], &global[..]];
         for (number, sources) in scopes.iter().enumerate() {
             for source in *sources {

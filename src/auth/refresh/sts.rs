@@ -130,7 +130,7 @@ impl AssumeRole {
 
     async fn assume(&self, request: HttpRequest) -> Result<ResolvedKey> {
         let response = self.client.send(engine_request(request).await?).await?;
-        let text = http_client::read_small(response, MAX_TOKEN_RESPONSE_BYTES).await?;
+        let text = http_client::read(response, MAX_TOKEN_RESPONSE_BYTES).await?;
         // The parser's message could repeat a part of a key.
         let response: StsResponse = xml::read(&RESPONSE_ELEMENTS, &text).map_err(|_| {
             Error::new(Kind::Unsupported, "the response is not one of AWS STS; check the endpoint")

@@ -68,6 +68,6 @@ async fn token_at(url: &str, headers: &[(String, Secret)], client: &HttpClient) 
     }
     let response = client.send(request).await;
     let response = response.map_err(|e| e.context(format!("the identity token at {}", host(url))))?;
-    let text = http_client::read_small(response, MAX_TOKEN_RESPONSE_BYTES).await?;
+    let text = http_client::read(response, MAX_TOKEN_RESPONSE_BYTES).await?;
     Ok(Secret::new(String::from_utf8_lossy(&text)))
 }

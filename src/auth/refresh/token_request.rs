@@ -62,7 +62,7 @@ pub(super) async fn ask<T: DeserializeOwned>(
 ) -> Result<T> {
     let send = || async { client.send(request()?).await };
     let response = http_client::retry(&[Kind::Unavailable], send).await.map_err(as_refusal)?;
-    let text = http_client::read_small(response, MAX_TOKEN_RESPONSE_BYTES).await?;
+    let text = http_client::read(response, MAX_TOKEN_RESPONSE_BYTES).await?;
     // The parser's own message may quote what it read.
     serde_json::from_slice(&text)
         .map_err(|_| Error::new(Kind::Unsupported, "the response is not one of a token service"))

@@ -39,7 +39,10 @@ impl FileProbe {
     }
 
     /// The metadata, encoded or not.
-    async fn ask(web: &WebOrigin, url: Url) -> Result<Self> {
+    ///
+    /// # Errors
+    /// Those of the server.
+    pub(super) async fn ask(web: &WebOrigin, url: Url) -> Result<Self> {
         let mut request = Request::new(Method::HEAD, url.clone());
         request.headers_mut().insert(ACCEPT_ENCODING, IDENTITY);
         let response = match web.execute(&request).await {
@@ -62,7 +65,12 @@ impl FileProbe {
                     }
                     Some(probe) if !probe.encoded && (ranges || probe.size <= BLOCK) => Ok(probe),
                     Some(probe) => {
-                        let Ok(first) = Self::first_byte(web, url).await else { return Ok(probe) };
+                        let first = match Self::first_byte(web, url).await {
+                            Ok(first) => first,
+                            // Only the first byte tells whether what is stored is encoded.
+                            Err(error) if probe.encoded => return Err(error),
+                            Err(_) => return Ok(probe),
+                        };
                         web.has_ranges.fetch_or(!first.whole, Ordering::Relaxed);
                         Ok(first)
                     }
@@ -101,7 +109,7 @@ impl FileProbe {
         let modified =
             header(headers, &LAST_MODIFIED).and_then(|date| chrono::DateTime::parse_from_rfc2822(date).ok());
         let mtime = modified.map(|date| (date.timestamp(), 0));
-        let encoded = is_encoded(response) && !is_part(response);
+        let encoded = size > 0 && is_encoded(response) && !is_part(response);
         Self { size, validator: Validator::of(headers), mtime, whole: false, encoded }
     }
 }

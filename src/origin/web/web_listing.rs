@@ -50,7 +50,7 @@ pub(super) async fn list(web: &WebOrigin, listing: &mut Listing) -> Result<()> {
 
 /// Whether the server ignores Range, as it shows with `item`. If that is not there, its reader is told.
 async fn ignores_ranges(web: &WebOrigin, item: &IndexItem) -> bool {
-    let probe = http_client::retry_listing(|| FileProbe::of(web, web.url(&item.path))).await;
+    let probe = http_client::retry_listing(|| FileProbe::ask(web, web.url(&item.path))).await;
     probe.is_ok_and(|probe| probe.whole)
 }
 
