@@ -11,7 +11,6 @@ use bdnfs::source::{Access, Patterns, Secret, Uri};
 use bdnfs::task::blocking;
 
 use crate::api::MirrorRequest;
-use crate::context::Context;
 
 /// The memory that the content of a source on its way to a mirror may hold, in bytes: jobs have the rest of the machine.
 pub const MIRROR_CONFIG: MirrorConfig = MirrorConfig { memory: 128 << 20 };
@@ -46,16 +45,16 @@ pub fn open(at: &MirrorRequest, scratch: PathBuf) -> Result<Mirror> {
     Mirror::open(&uri, &at.access, &at.tenant, scratch)
 }
 
-/// Makes sure that `mirror`, which `at` names, is the one that this node has seen there, as the directory `memory` remembers. A
-/// directory whose disk is not mounted, and a bucket that was made anew, look like a mirror that is still to be founded: what is
-/// saved there would be lost for whoever looks for it. With `found` one that was never seen is founded. Touches the local disk.
+/// Makes sure that `mirror`, which `at` names, is there if this node has ever seen it, as the directory `seen` remembers. A directory
+/// whose disk is not mounted, and a bucket that was made anew, look like a mirror that is still to be founded: what is saved there
+/// would be lost for whoever looks for it. With `found` one that was never seen is founded. Touches the local disk.
 ///
 /// # Errors
 /// [`Kind::Unavailable`] where it is gone; those of [`Mirror::init`].
-pub async fn check_seen(mirror: &Mirror, at: &MirrorRequest, memory: &Path, found: bool) -> Result<()> {
-    let seen = memory.join(format!("{SEEN_PREFIX}{}", Digest::of(at.url.expose().as_bytes())));
-    let was_seen = seen.clone();
-    if blocking(move || Ok(was_seen.exists())).await? {
+pub async fn check_seen(mirror: &Mirror, at: &MirrorRequest, seen: &Path, found: bool) -> Result<()> {
+    let file = seen.join(format!("{SEEN_PREFIX}{}", Digest::of(at.url.expose().as_bytes())));
+    let known = file.clone();
+    if blocking(move || Ok(known.exists())).await? {
         return if mirror.exists().await? { Ok(()) } else { Err(gone(mirror)) };
     }
     if found {
@@ -64,8 +63,11 @@ pub async fn check_seen(mirror: &Mirror, at: &MirrorRequest, memory: &Path, foun
         return Ok(());
     }
     blocking(move || {
-        let cannot = || format!("cannot create {}", seen.display());
-        std::fs::write(&seen, "").with_context(cannot)
+        // On a full disk nothing is remembered, and everything is saved.
+        if let Err(error) = std::fs::write(&file, "") {
+            tracing::warn!("cannot create {}: {error}", file.display());
+        }
+        Ok(())
     })
     .await
 }

@@ -132,7 +132,9 @@ impl Publications {
         if is_empty {
             publications.remove_devices();
         }
-        publications.remove_orphans_of_last_run()?;
+        if let Err(error) = publications.remove_orphans_of_last_run() {
+            tracing::warn!("what is bound without a record stays: {error}");
+        }
         Ok(publications)
     }
 

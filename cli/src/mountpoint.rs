@@ -180,7 +180,9 @@ pub fn busy_message(path: &Path) -> String {
 fn format_busy(path: &Path, holders: &[MountUser], is_root: bool) -> String {
     let path = path.display();
     if holders.is_empty() && is_root {
-        return format!("{path}: target is busy: in use by a process that has ended since; try again");
+        return format!(
+            "{path}: target is busy: in use, by nobody who can be seen here; try again, or use `bdnfs umount --lazy {path}`"
+        );
     }
     if holders.is_empty() {
         return format!(
@@ -261,6 +263,8 @@ mod tests {
         let text = format_busy(Path::new("/m"), &[holder("python3", 123), holder("bash", 77)], true);
         assert_eq!(text, "/m: target is busy: in use by python3 (pid 123), bash (pid 77)");
         assert!(format_busy(Path::new("/m"), &[], false).contains("--lazy /m"));
-        assert!(format_busy(Path::new("/m"), &[], true).ends_with("has ended since; try again"));
+        assert!(
+            format_busy(Path::new("/m"), &[], true).contains("try again, or use `bdnfs umount --lazy /m`")
+        );
     }
 }

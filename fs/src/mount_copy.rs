@@ -23,9 +23,11 @@ impl DetachedMount {
     /// [`Kind::NotFound`] where this process sees no such mount there, but what it would cover; [`Kind::Disk`] where there is no
     /// directory, or this process may not mount.
     pub fn copy_of(path: &Path) -> Result<Self> {
+        // Before and after: it may become native in between.
+        let before = mounts::list()?;
         let copy = Self::copy(path, libc::MOUNT_ATTR_RDONLY)?;
         let shows = |mounted: &MountEntry| mounts::lies_on(&copy.0, "", mounted.device);
-        if mounts::list()?.iter().any(shows) {
+        if before.iter().any(shows) || mounts::list()?.iter().any(shows) {
             return Ok(copy);
         }
         let text = format!(

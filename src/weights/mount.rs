@@ -72,7 +72,7 @@ pub fn has_parent(path: &str) -> String {
 /// Makes sure that a volume of a job can be mounted at `path`: the directory that its name says, whatever links are above it.
 ///
 /// # Errors
-/// [`Kind::Invalid`] for one that is not absolute, one with `..`, the root, and what every program needs.
+/// [`Kind::Invalid`] for one that is not absolute, one with `..`, the root, and what lies in file systems of the kernel's own.
 pub fn check_volume_path(path: &Path) -> Result<()> {
     let path = clean(&path.to_string_lossy()).map_err(|text| Error::new(Kind::Invalid, text))?;
     if KERNEL_DIRECTORIES.iter().any(|directory| path.starts_with(directory)) || path == Path::new("/dev") {

@@ -166,6 +166,7 @@ fn saver_order(volumes: &ContainerVolumes, own: &ContainerVolume, volume: &JobVo
         id: own.request.id.clone().unwrap_or_default(),
         rank: 0,
         mirror,
+        seen_mirrors: volumes.volumes.directory().to_owned(),
         upload_rate: config.upload_rate,
         give_up: config.give_up,
         keep: own.request.keep,

@@ -299,13 +299,13 @@ async fn open_mirror<U: HomeUser>(user: &U, home: &CacheHome) -> Result<Option<M
 
 /// Opens the mirror of a user of a home, if there is one.
 async fn open_mirror_of<U: HomeUser>(user: &U, home: &CacheHome) -> Result<Option<Mirror>> {
-    let (user, scratch) = (user.clone(), home.path().to_owned());
+    let (user, scratch, seen) = (user.clone(), home.path().to_owned(), user.volumes().directory().to_owned());
     let open = move || {
         let at = user.mirror()?;
         at.map(|at| Ok((mirror::open(&at, scratch)?, at))).transpose()
     };
     let Some((mirror, at)) = blocking(open).await? else { return Ok(None) };
-    mirror::check_seen(&mirror, &at, home.path(), false).await?;
+    mirror::check_seen(&mirror, &at, &seen, false).await?;
     Ok(Some(mirror))
 }
 

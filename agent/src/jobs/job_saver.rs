@@ -140,6 +140,7 @@ fn saver_order(run: &JobRun) -> Result<SaveOrder> {
         id: request.training.id().to_owned(),
         rank: request.training.rank,
         mirror,
+        seen_mirrors: services.volumes.directory().to_owned(),
         upload_rate: config.upload_rate,
         give_up: config.give_up,
         keep: request.checkpoints.as_ref().and_then(|checkpoints| checkpoints.keep),

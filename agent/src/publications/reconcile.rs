@@ -244,9 +244,10 @@ impl Publications {
     }
 }
 
-/// Whether something of ours is bound to `target` of an earlier run: `base`, where that is there.
+/// Whether something of ours is bound to `target` of an earlier run, covered or not: `base`, where that is there.
 fn restore_bind(target: &BindTarget, base: Option<&Base>) -> Result<bool> {
-    let Some(bound) = target.mounted()?.filter(|mounted| mounted.ours()) else { return Ok(false) };
+    let stack = mounts::stack_at(&target.path())?;
+    let Some(bound) = stack.into_iter().rfind(mounts::MountEntry::ours) else { return Ok(false) };
     if let Some(base) = base
         && mounts::at(base.path())?.is_some_and(|mounted| mounted.device != bound.device)
     {

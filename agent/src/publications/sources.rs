@@ -64,8 +64,9 @@ impl Publications {
             return Err(Failure::new(Kind::NotFound, text));
         };
         // Nobody waited for what failed: it is tried again.
-        if self.status(&source.key()).is_ok_and(|status| status.failure.is_some()) {
-            self.unpublish(&source.key()).await?;
+        let failed = self.table.lock().get(&source.key()).filter(|found| found.failure().is_some()).cloned();
+        if let Some(failed) = failed {
+            self.forget(&failed);
         }
         self.publish(&source.key(), source.request.clone(), wait, Milestone::Published).await
     }

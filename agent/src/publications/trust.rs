@@ -3,7 +3,8 @@
 //! The author of a pod, an annotation or a Slurm script may name a source and their own secret, and nothing that leads
 //! elsewhere or uses the identity of the node. The table stands in `docs/containers.md`.
 
-use std::path::{Path, PathBuf};
+use std::io::ErrorKind;
+use std::path::{Component, Path, PathBuf};
 
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::{Access, AuthMethod, AzureAccess, GcsAccess, S3Access, SecretStore, Uri};
@@ -51,20 +52,20 @@ fn is_within(uri: &Uri, allowed: &str) -> bool {
         return uri.scheme() == allowed;
     }
     if let (Uri::File(path), Ok(Uri::File(directory))) = (uri, allowed.parse()) {
-        return real_path(path).starts_with(real_path(&directory));
+        return real_path(path).zip(real_path(&directory)).is_some_and(|(path, all)| path.starts_with(all));
     }
     let text = uri.to_string();
     let rest = text.strip_prefix(allowed.trim_end_matches('/'));
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '@']))
 }
 
-/// Where `path` leads, as far as it exists: a link in it must not lead out of what everybody may name.
-fn real_path(path: &Path) -> PathBuf {
-    let real = path.ancestors().find_map(|above| {
-        let below = path.strip_prefix(above).ok()?;
-        Some(above.canonicalize().ok()?.join(below))
-    });
-    real.unwrap_or_else(|| path.to_owned())
+/// Where `path` leads, as far as it exists: a link in it must not lead out of what everybody may name. `None` where that can't be told.
+fn real_path(path: &Path) -> Option<PathBuf> {
+    let is_missing = |path: &Path| path.symlink_metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound);
+    let there = path.ancestors().find(|above| !is_missing(above))?;
+    let below = path.strip_prefix(there).ok()?;
+    let is_plain = below.components().all(|part| matches!(part, Component::Normal(_)));
+    is_plain.then_some(there.canonicalize().ok()?.join(below))
 }
 
 /// The first key of `access` that only an administrator may set.
@@ -293,7 +294,18 @@ mod tests {
         for below in ["public", "public/model", "public/missing", "other/model"] {
             assert!(is(below, "public"), "{below}");
         }
-        for below in ["public/link", "public/link/model", "public/link/missing", "private", "public-too"] {
+        std::os::unix::fs::symlink(path("private/later"), path("public/dangling")).expect("a link");
+        for below in [
+            "public/link",
+            "public/link/model",
+            "public/link/missing",
+            "public/dangling",
+            "public/dangling/x",
+            "public/../private",
+            "public/missing/../../private",
+            "private",
+            "public-too",
+        ] {
             assert!(!is(below, "public"), "{below}");
         }
         assert!(is("public/model", "other"), "the directory itself may be a link");

@@ -32,6 +32,8 @@ pub struct SaveOrder {
     pub rank: u32,
     /// The mirror.
     pub mirror: MirrorRequest,
+    /// The directory that remembers which mirrors this node has seen.
+    pub seen_mirrors: PathBuf,
     /// The most bytes a second that are read for it.
     pub upload_rate: Option<u64>,
     /// How long what fails is tried again when the job has ended.

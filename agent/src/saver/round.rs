@@ -68,7 +68,11 @@ pub async fn save(order: SaveOrder) -> Result<()> {
     saver.write().await;
     // Founded now: later it could not be told from one whose disk is not mounted. Where this fails, the first upload does it.
     let context = Arc::clone(&saver.context);
-    tokio::task::spawn_local(async move { context.mirror().await.map(drop) });
+    tokio::task::spawn_local(async move {
+        if let Err(error) = context.mirror().await {
+            tracing::warn!("nothing can be saved yet: {error}");
+        }
+    });
     if is_cut { saver.save_survivors().await } else { saver.run().await }
 }
 

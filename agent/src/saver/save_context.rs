@@ -106,7 +106,7 @@ impl SaveContext {
         let context = Arc::clone(self);
         let open = || blocking(move || mirror::open(&context.order.mirror, context.order.volume.clone()));
         let mirror = self.mirror.get_or_try_init(open).await?;
-        mirror::check_seen(mirror, &self.order.mirror, &self.order.volume, true).await?;
+        mirror::check_seen(mirror, &self.order.mirror, &self.order.seen_mirrors, true).await?;
         Ok(mirror)
     }
 
@@ -257,6 +257,8 @@ impl SaveContext {
             previous_complete: None,
         };
         let saved = mirror.enter_checkpoint(saved).await?;
+        // Its disk may have gone meanwhile.
+        self.mirror().await?;
         let removed = match self.order.keep.filter(|_| saved.complete) {
             Some(keep) => mirror.prune_checkpoints(&self.order.project, keep.get() as usize).await,
             None => Ok(Vec::new()),

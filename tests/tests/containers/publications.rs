@@ -233,6 +233,9 @@ fn unpublish_under_a_mount_of_somebody_else_fails_until_that_is_gone() {
     assert_eq!((refused.code, refused.json()["kind"].as_str()), (409, Some("busy")), "{}", refused.body);
     assert!(refused.body.contains("none is mounted over it"), "{}", refused.body);
     assert_eq!(bases(&env.machine).len(), 1, "it stays published");
+    agent.crash();
+    let agent = env.machine.agent(&config(&env.machine));
+    assert_eq!(agent.ask("DELETE", "/v1/publications/pod", "").code, 409, "{}", agent.log());
     unmount(&target, UnmountFlags::empty()).unwrap();
     unpublish(&agent, "pod");
     assert_nothing_left(&env);

@@ -91,7 +91,6 @@ async fn save_unused<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
     }
     // Also without the mirror: a power cut does no harm to what waits for it.
     let (_use_lock, end) = end_use(user, home).await?;
-    let Some(mirror) = open_mirror(user, home).await? else { return Ok(()) };
     match end {
         UseEnd::InUse => {
             user.note(format!("{home} is saved when the other jobs and containers on this node have ended"));
@@ -104,6 +103,7 @@ async fn save_unused<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
         UseEnd::Ended if !user.is_first() => return Ok(()),
         UseEnd::Ended => {}
     }
+    let Some(mirror) = open_mirror(user, home).await? else { return Ok(()) };
     let lock = locked(user, home, CacheHome::try_sync_lock).await?;
     let begin = Instant::now();
     let sync = CacheSync::new(home.clone(), mirror, lock);
