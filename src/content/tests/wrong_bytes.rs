@@ -95,11 +95,14 @@ async fn content_refuted_after_it_was_read_is_fetched_again() {
     let removals = Arc::new(RemovalCounter::default());
     let listener: std::sync::Weak<RemovalCounter> = Arc::downgrade(&removals);
     content.resources.cache.removal_listeners().add(listener);
-    // It does not fit into one flight, so its first bytes leave before it can be proved.
-    let wrong = content.read(0..10, 0).await.expect("bytes").concat();
+    // Waited for from the beginning: the rest comes after what is read, and once it is refuted it may be fetched again.
+    let (refuted, wrong) = tokio::join!(content.became_whole(), async {
+        // It does not fit into one flight, so its first bytes leave before it can be proved.
+        let wrong = content.read(0..10, 0).await.expect("bytes").concat();
+        content.prefetch(0..SIZE);
+        wrong
+    });
     assert!(wrong != fixture.bytes[..10]);
-    // Waited for from the beginning: afterwards it may be fetched again.
-    let (refuted, ()) = tokio::join!(content.became_whole(), async { content.prefetch(0..SIZE) });
     assert_eq!(refuted.expect_err("not it").kind(), Kind::Corrupt);
     assert_eq!((content.local_bytes(), removals.0.load(Relaxed)), (0, 1));
     assert!(content.try_read(0..10).is_none());
