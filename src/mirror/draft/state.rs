@@ -126,7 +126,7 @@ impl DraftState {
     fn adds_up(&self) -> bool {
         let (blocks, all) = (self.checks.len() as u64, block::count(self.size));
         let parts = self.parts.len() as u64;
-        let whole = parts.checked_mul(self.part).map(|len| len + self.rest.len() as u64);
+        let whole = parts.checked_mul(self.part).and_then(|len| len.checked_add(self.rest.len() as u64));
         // The last part may be a short one.
         let ended =
             blocks == all && self.rest.is_empty() && parts == self.stored().div_ceil(self.part.max(1));

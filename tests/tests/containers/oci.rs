@@ -87,11 +87,21 @@ impl ContainerNode {
         bundle
     }
 
+    /// The id of the node's container. Runtimes name its control group after it, and end all that is in that.
+    pub fn id(&self) -> String {
+        let home = self.machine.directory("runtime");
+        let node = home.parent().and_then(Path::file_name).unwrap().to_str().unwrap();
+        format!("container-{node}")
+    }
+
     /// Runs a bundle to its end.
     pub fn run(&self, runtime: &str, bundle: &Path) -> CommandOutput {
         let (state, path) = (self.machine.directory("runtime"), bundle.display());
-        let mut output =
-            self.shell(&format!("exec {runtime} --root {} run --bundle {path} container", state.display()));
+        let mut output = self.shell(&format!(
+            "exec {runtime} --root {} run --bundle {path} {}",
+            state.display(),
+            self.id()
+        ));
         output.err += &fs::read_to_string(bundle.join("hook.log")).unwrap_or_default();
         output
     }

@@ -70,9 +70,10 @@ fn container_whose_runtime_does_not_see_the_agents_mounts_is_not_started() {
         let bundle = node.bundle(runtime, &weights, &[], "echo started; ls /m");
         let state = node.machine.directory("runtime");
         let output = node.shell(&format!(
-            "exec unshare -m {runtime} --root {} run --bundle {} container",
+            "exec unshare -m {runtime} --root {} run --bundle {} {}",
             state.display(),
-            bundle.display()
+            bundle.display(),
+            node.id()
         ));
         let said = output.err.clone() + &fs::read_to_string(bundle.join("hook.log")).unwrap_or_default();
         assert!(output.code != Some(0) && output.out.is_empty(), "{runtime}: {output:?}");
