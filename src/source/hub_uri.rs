@@ -102,6 +102,9 @@ pub(super) fn parse(body: &str) -> Result<HubRepository> {
     if revision.is_empty() {
         return Err(wrong("hf", "its revision is empty after the '@'"));
     }
+    if revision.contains(char::is_control) {
+        return Err(wrong("hf", format!("its revision has a control character: {revision:?}")));
+    }
     assemble(kind, owner, name, Some(revision), path)
 }
 
@@ -277,6 +280,7 @@ mod tests {
             "hf://o/-m",
             "hf://o/m/../x",
             "hf://o/m@%ff",
+            "hf://o/m@a%1Fb",
             "hf://gpt2@",
             "hf://gpt2@main/config.json",
             "hf://spaces/x",
