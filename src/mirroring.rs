@@ -153,7 +153,7 @@ pub async fn mirror_source(
     outcome
 }
 
-/// Copies the content of `source` into `mirror` ahead of its snapshot: nothing is seen of it there, a later run finds what has not
+/// Copies the content of `source` into `mirror`, which is there, ahead of its snapshot: nothing is seen of it there, a later run finds what has not
 /// changed, and the garbage collection removes the rest.
 ///
 /// # Errors
@@ -164,7 +164,6 @@ pub async fn mirror_ahead(
     config: MirrorConfig,
     progress: &MirrorProgress,
 ) -> Result<()> {
-    mirror.init().await?;
     let lease = mirror.add_lease().await?;
     let run = MirrorRun { mirror, source, config, progress, lease: &lease };
     let outcome = run.put_content().await;

@@ -25,7 +25,7 @@
 //!   saver       saver process of a job ──> mirror            telemetry  metrics, traces
 //!   cache       its configuration, claim and inventory       volumes    directories that jobs write to
 //!   mirror      opens mirrors                                lifecycle, records
-//!   api         the types of the API, and its client         context, durable, random, runtime, signals, text
+//!   api         the types of the API, and its client         context, durable, random, real_path, runtime, signals, text
 //! ```
 //!
 //! Follow a mount: [`api::MountRequest`] arrives in `server/routes/mounts.rs`, `mounts/manager.rs` takes it, `mounts/mounter.rs`
@@ -85,6 +85,7 @@ mod mounts;
 mod open_files;
 mod publications;
 mod random;
+pub mod real_path;
 mod records;
 pub mod runtime;
 pub mod saver;

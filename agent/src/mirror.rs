@@ -46,18 +46,18 @@ pub fn open(at: &MirrorRequest, scratch: PathBuf) -> Result<Mirror> {
 }
 
 /// Makes sure that `mirror`, which `at` names, is there if this node has ever seen it, as the directory `seen` remembers. A directory
-/// whose disk is not mounted, and a bucket that was made anew, look like a mirror that is still to be founded: what is saved there
-/// would be lost for whoever looks for it. With `found` one that was never seen is founded. Touches the local disk.
+/// whose disk is not mounted, and a bucket that was made anew, look like a mirror that is still to be created: what is saved there
+/// would be lost for whoever looks for it. With `create` one that was never seen is created. Touches the local disk.
 ///
 /// # Errors
 /// [`Kind::Unavailable`] where it is gone; those of [`Mirror::init`].
-pub async fn check_seen(mirror: &Mirror, at: &MirrorRequest, seen: &Path, found: bool) -> Result<()> {
+pub async fn check_seen(mirror: &Mirror, at: &MirrorRequest, seen: &Path, create: bool) -> Result<()> {
     let file = seen.join(format!("{SEEN_PREFIX}{}", Digest::of(at.url.expose().as_bytes())));
     let known = file.clone();
     if blocking(move || Ok(known.exists())).await? {
         return if mirror.exists().await? { Ok(()) } else { Err(gone(mirror)) };
     }
-    if found {
+    if create {
         mirror.init().await?;
     } else if !mirror.exists().await? {
         return Ok(());

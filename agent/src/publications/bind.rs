@@ -186,22 +186,21 @@ impl BindTarget {
         };
         // The name in the parent that was opened, wherever that is by now.
         let name = Path::new("/proc/self/fd").join(parent.as_raw_fd().to_string()).join(&self.name);
-        while self.mounted()?.is_some_and(|mounted| is_own(&mounted)) {
+        loop {
+            let stack = mounts::stack_at(&self.path())?;
+            let Some(top) = stack.last().filter(|_| stack.iter().any(&is_own)) else { break };
+            if !is_own(top) {
+                let (path, cover) = (self.path(), &top.source);
+                let text =
+                    format!("target {}: {cover} is mounted over it; unmount that first", path.display());
+                return Err(Error::new(Kind::Busy, text));
+            }
             match unmount(&name, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
                 Ok(()) => {}
                 // Another process was faster, or moved it.
                 Err(Errno::INVAL | Errno::NOENT) => break,
                 Err(error) => return Err(self.failed("cannot unmount it", error)),
             }
-        }
-        let stack = mounts::stack_at(&self.path())?;
-        if let Some(cover) = stack.last().filter(|_| stack.iter().any(is_own)) {
-            let text = format!(
-                "target {}: {} is mounted over it; unmount that first",
-                self.path().display(),
-                cover.source
-            );
-            return Err(Error::new(Kind::Busy, text));
         }
         // A directory that is not empty is not ours.
         let _ = unlinkat(&parent, &self.name, AtFlags::REMOVEDIR);

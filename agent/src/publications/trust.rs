@@ -3,14 +3,12 @@
 //! The author of a pod, an annotation or a Slurm script may name a source and their own secret, and nothing that leads
 //! elsewhere or uses the identity of the node. The table stands in `docs/containers.md`.
 
-use std::io::ErrorKind;
-use std::path::{Component, Path, PathBuf};
-
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::{Access, AuthMethod, AzureAccess, GcsAccess, S3Access, SecretStore, Uri};
 
 use crate::api::publication::PublicationRequest;
 use crate::mounts::REQUEST_SECRETS;
+use crate::real_path::real_path;
 
 /// The sources that authors who are not administrators may name where the configuration says nothing: services whose hosts the
 /// author does not choose.
@@ -51,21 +49,13 @@ fn is_within(uri: &Uri, allowed: &str) -> bool {
     if !allowed.contains("://") {
         return uri.scheme() == allowed;
     }
+    // A link must not lead out of what everybody may name.
     if let (Uri::File(path), Ok(Uri::File(directory))) = (uri, allowed.parse()) {
         return real_path(path).zip(real_path(&directory)).is_some_and(|(path, all)| path.starts_with(all));
     }
     let text = uri.to_string();
     let rest = text.strip_prefix(allowed.trim_end_matches('/'));
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '@']))
-}
-
-/// Where `path` leads, as far as it exists: a link in it must not lead out of what everybody may name. `None` where that can't be told.
-fn real_path(path: &Path) -> Option<PathBuf> {
-    let is_missing = |path: &Path| path.symlink_metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound);
-    let there = path.ancestors().find(|above| !is_missing(above))?;
-    let below = path.strip_prefix(there).ok()?;
-    let is_plain = below.components().all(|part| matches!(part, Component::Normal(_)));
-    is_plain.then_some(there.canonicalize().ok()?.join(below))
 }
 
 /// The first key of `access` that only an administrator may set.

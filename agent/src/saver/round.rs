@@ -66,7 +66,7 @@ pub async fn save(order: SaveOrder) -> Result<()> {
         scan_duration: Duration::ZERO,
     };
     saver.write().await;
-    // Founded now: later it could not be told from one whose disk is not mounted. Where this fails, the first upload does it.
+    // Created now: later it could not be told from one whose disk is not mounted. Where this fails, the first upload does it.
     let context = Arc::clone(&saver.context);
     tokio::task::spawn_local(async move {
         if let Err(error) = context.mirror().await {

@@ -98,7 +98,7 @@ impl SaveContext {
         Self { order, directory, mirror: OnceCell::new() }
     }
 
-    /// The mirror, which is founded if it was never seen. One that is away is opened when it is back.
+    /// The mirror, which is created if it was never seen. One that is away is opened when it is back.
     ///
     /// # Errors
     /// Those of opening it, and [`Kind::Unavailable`] where it is gone.

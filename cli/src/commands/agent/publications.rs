@@ -145,7 +145,7 @@ impl SourceSection {
             );
         }
         if name.parse::<u64>().is_ok() {
-            bail!("a name is not a number, which is the id of a job");
+            bail!("a name cannot be a number, which `bdnfs wait` takes for the id of a job");
         }
         if let Some(path) = self.mount_location.as_ref().filter(|path| !path.is_absolute()) {
             bail!("mount_location: must be absolute, not {}", path.display());

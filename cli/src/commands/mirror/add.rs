@@ -1,7 +1,7 @@
 //! `bdnfs mirror add`.
 
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -9,6 +9,7 @@ use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::Ref;
 use bdnfs::mirroring::{MirrorConfig, MirrorProgress, Repairs, mirror_uri};
 use bdnfs::source::{Access, Patterns, Uri};
+use bdnfs_agent::real_path::real_path;
 use bdnfs_agent::signals;
 use bytesize::ByteSize;
 use serde::Serialize;
@@ -120,13 +121,8 @@ pub async fn run(args: MirrorAddArgs) -> Result<()> {
 /// Refuses a mirror in a directory that is mirrored: each run would mirror what the one before it wrote.
 fn check_not_inside(mirror: &Uri, entry: &MirrorEntry) -> Result<()> {
     let (Uri::File(mirror), Uri::File(source)) = (mirror, &entry.uri) else { return Ok(()) };
-    // What does not exist yet is in no other place than its name says.
-    let (Ok(root), Ok(path)) = (source.canonicalize(), std::path::absolute(mirror)) else { return Ok(()) };
-    let Some((above, real)) = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)))
-    else {
-        return Ok(());
-    };
-    let path = real.join(path.strip_prefix(above)?);
+    let real = |path: &Path| real_path(&std::path::absolute(path).ok()?);
+    let (Some(root), Some(path)) = (real(source), real(mirror)) else { return Ok(()) };
     let Ok(below) = path.strip_prefix(&root) else { return Ok(()) };
     if entry.patterns.select(below.join("format.json").as_os_str().as_bytes()) {
         bail!(
