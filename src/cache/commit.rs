@@ -106,6 +106,10 @@ fn serve(requests: &Receiver<CommitRequest>) {
         batch.extend(requests.try_iter().take(COMMIT_QUEUE_LEN - 1));
         let flushed = flush(&batch);
         for (request, flushed) in batch.into_iter().zip(flushed) {
+            if flushed.is_err() {
+                // The kernel calls pages clean that it has failed to write, and the next flush would succeed without them.
+                request.partial.doubt_all();
+            }
             let whole = flushed.and_then(|()| promote(&request.partial));
             (request.done)(whole);
         }
@@ -124,7 +128,12 @@ fn flush(batch: &[CommitRequest]) -> Vec<Result<()>> {
     if let Some(first) = batch.first().filter(|_| batch.len() >= SYNCFS_MIN_BATCH) {
         // All tenants lie on one file system.
         let flushed = rustix::fs::syncfs(first.partial.layout().blobs()).map_err(|e| fault(e.into()));
-        return batch.iter().map(|_| flushed.as_ref().map_err(Error::share).copied()).collect();
+        // What failed to be written before, only the file itself tells.
+        let of_file = |request: &CommitRequest| {
+            flushed.as_ref().map_err(Error::share)?;
+            io::await_writeback(request.partial.file()).map_err(fault)
+        };
+        return batch.iter().map(of_file).collect();
     }
     for CommitRequest { partial, .. } in batch {
         io::begin_writeback(partial.file(), 0, partial.size());

@@ -35,6 +35,11 @@ pub fn read_anew(file: &File, offset: u64, len: usize) -> io::Result<Bytes> {
     read(file, offset, len)
 }
 
+/// Has the kernel drop its pages of `file`, as far as they are neither dirty nor in use.
+pub fn forget_pages(file: &File) {
+    let _ = rustix::fs::fadvise(file, 0, None, Advice::DontNeed);
+}
+
 /// Reads `len` bytes at `offset` into `buffer`, which is empty and has room for them.
 ///
 /// # Errors
@@ -85,6 +90,19 @@ pub fn begin_writeback(file: &File, offset: u64, len: u64) {
     // memory of this process.
     unsafe {
         libc::sync_file_range(file.as_raw_fd(), offset as i64, len as i64, libc::SYNC_FILE_RANGE_WRITE);
+    }
+}
+
+/// Waits until what of `file` the kernel is writing to the disk is written, without asking for more.
+///
+/// # Errors
+/// What kept the kernel from writing any of it since the file was opened, or since it was last told through this descriptor.
+pub fn await_writeback(file: &File) -> io::Result<()> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: as in `begin_writeback`.
+    match unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WAIT_BEFORE) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -143,6 +143,24 @@ impl PartialBlob {
         io::write(&map, at, &pair)
     }
 
+    /// Doubts all that is here, since the disk has failed to keep some of it. What has no check beside it is forgotten.
+    pub(super) fn doubt_all(&self) {
+        // ext4 would write these pages again without converting their unwritten extents, and so to no effect.
+        io::forget_pages(&self.file);
+        let map = self.map.as_ref().map(Mutex::lock);
+        (0..self.presence.blocks()).for_each(|index| self.presence.doubt(index));
+        let noted = match &map {
+            Some(map) => io::write(map, presence::MAP_HEADER_BYTES, &self.presence.pairs()),
+            None => {
+                self.presence.set_present(0, false);
+                Ok(())
+            }
+        };
+        if let Err(error) = noted {
+            tracing::debug!(key = %self.key, %error, "cannot record that a part is doubted");
+        }
+    }
+
     /// Verifies a block that is said to be here, and forgets it when it is damaged. True where nothing wrong
     /// was found: it may stay doubted, where the disk does not answer.
     pub fn recheck(self: &Arc<Self>, index: u64) -> bool {

@@ -110,7 +110,11 @@ pub fn verify(cache: &Cache, found: &[CachedFile], pace: ScrubPace<'_>) -> Resul
         threads => thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work)))),
     }
     let (sum, wrong) = verified.into_inner();
-    let damaged = names(&cache.partition, &wrong)?;
+    // Named by their keys at least, for they are removed.
+    let damaged = names(&cache.partition, &wrong).unwrap_or_else(|error| {
+        tracing::warn!(%error, "cannot tell which files are damaged");
+        wrong.iter().map(|key| format!("blob {key}")).collect()
+    });
     match failed.into_inner() {
         // What is removed is named, whatever else cannot be read.
         Some(error) if !damaged.is_empty() => {

@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::FallocateFlags;
 use rustix::mount::{UnmountFlags, unmount};
 use tempfile::TempDir;
 
@@ -16,6 +17,8 @@ use crate::tools::{cannot_run, program, run};
 
 /// EXT4_IOC_SHUTDOWN (fs/ext4/ext4.h).
 const EXT4_IOC_SHUTDOWN: libc::c_ulong = 0x8004_587d;
+/// How much of a store is filled at once, in bytes: a page.
+const FILLER_STEP: u64 = 4096;
 /// Without writing the journal first.
 static EXT4_GOING_FLAGS_NOLOGFLUSH: u32 = 2;
 
@@ -32,16 +35,67 @@ impl LoopDisk {
     /// # Panics
     /// When it can't be made, and in CI also where there are no loop devices.
     pub fn new(size: u64) -> Option<Self> {
+        let disk = Self::bare()?;
+        File::create(disk.image()).and_then(|image| image.set_len(size)).expect("an image");
+        run(program("mkfs.ext4").args(["-q", "-F"]).arg(disk.image()));
+        disk.mount();
+        Some(disk)
+    }
+
+    /// An empty disk of `size` bytes, as of a thin pool: blocks for what is written to files are taken from a store when they are first
+    /// written, and while that [is full](Self::fill_store), these writes fail. Its memory is the machine's.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    pub fn thin(size: u64) -> Option<Self> {
+        let disk = Self::bare()?;
+        fs::create_dir(disk.store()).expect("a directory");
+        let limit = format!("size={}", size + (1 << 20));
+        run(program("mount").args(["-t", "tmpfs", "-o", &limit, "tmpfs"]).arg(disk.store()));
+        let image = File::create(disk.image()).expect("an image");
+        rustix::fs::fallocate(&image, FallocateFlags::empty(), 0, size).expect("room in memory");
+        // The file system's own blocks stay, so that it goes on while its files can't be written.
+        let whole = "nodiscard,lazy_itable_init=0,lazy_journal_init=0";
+        run(program("mkfs.ext4").args(["-q", "-F", "-E", whole]).arg(disk.image()));
+        disk.mount();
+        run(program("fstrim").arg(disk.path()));
+        Some(disk)
+    }
+
+    /// A disk that is still to be made.
+    fn bare() -> Option<Self> {
         if !Path::new("/dev/loop-control").exists() {
             cannot_run("there is no /dev/loop-control; load the module loop, or start the container with it");
             return None;
         }
         let disk = Self { home: TempDir::with_prefix("bdnfs-disk-").expect("a temporary directory") };
         fs::create_dir(disk.path()).expect("a directory");
-        File::create(disk.image()).and_then(|image| image.set_len(size)).expect("an image");
-        run(program("mkfs.ext4").args(["-q", "-F"]).arg(disk.image()));
-        disk.mount();
         Some(disk)
+    }
+
+    /// Fills the store of a thin disk.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn fill_store(&self) {
+        let filler = File::create(self.store().join("filler")).expect("a file");
+        let mut len = 0;
+        while rustix::fs::fallocate(&filler, FallocateFlags::empty(), len, FILLER_STEP).is_ok() {
+            len += FILLER_STEP;
+        }
+        assert!(len > 0, "the store of the disk was full");
+    }
+
+    /// Makes room in the store of a thin disk again.
+    ///
+    /// # Panics
+    /// When it was not filled.
+    pub fn empty_store(&self) {
+        fs::remove_file(self.store().join("filler")).expect("a filler");
+    }
+
+    fn store(&self) -> PathBuf {
+        self.home.path().join("store")
     }
 
     /// Where it is mounted.
@@ -50,7 +104,8 @@ impl LoopDisk {
     }
 
     fn image(&self) -> PathBuf {
-        self.home.path().join("image")
+        let home = self.home.path();
+        if self.store().exists() { self.store().join("image") } else { home.join("image") }
     }
 
     fn mount(&self) {
@@ -101,5 +156,6 @@ impl Drop for LoopDisk {
         // A test may have failed while it was frozen.
         let _ = program("fsfreeze").arg("-u").arg(self.path()).output();
         let _ = unmount(self.path(), UnmountFlags::DETACH);
+        let _ = unmount(self.store(), UnmountFlags::DETACH);
     }
 }

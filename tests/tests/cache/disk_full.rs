@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use bdnfs_tests::MIB;
+use bdnfs_tests::disk::LoopDisk;
 use bdnfs_tests::large_bucket::LargeBucket;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::is_mounted;
@@ -146,4 +147,27 @@ fn cache_disk_full_reads_on_and_fails_the_stage() {
     let point = env.machine.directory("staged");
     let line = env.machine.try_mount("s3://bucket", &point, &["--wait"]).fails(&[]);
     assert!(["space", "room", "full"].iter().any(|word| line.contains(word)), "{line}");
+}
+
+#[test]
+fn blobs_that_a_disk_failed_to_keep_are_not_whole_before_they_are_on_it() {
+    // Many are made durable together, few one by one.
+    for count in [20, 2] {
+        let Some(disk) = LoopDisk::thin(64 << 20) else { return };
+        let env = TestEnv::new();
+        for number in 0..count {
+            env.put(&format!("small{number}"), MIB / 3);
+        }
+        let machine = env.second_machine().with_cache(&disk.path().join("cache"));
+        let point = machine.mount("s3://bucket", "mnt");
+        let wait = || machine.run(&["wait", point.to_str().unwrap()]);
+        disk.fill_store();
+        assert_ne!(wait().code, Some(0), "nothing reached the disk");
+        disk.empty_store();
+        wait().succeeds();
+        // It reads what lies on the disk, and not what the kernel still has in memory.
+        machine.run(&["cache", "verify", "--cache-dir", machine.cache().to_str().unwrap()]).succeeds();
+        assert_same_tree(&env.bucket(), &point);
+        machine.umount(&point);
+    }
 }
