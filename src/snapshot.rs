@@ -48,6 +48,8 @@ pub struct Snapshot {
     announcements: Option<Arc<Announcements>>,
     /// The number of each blob by the first bytes of its digest: built when another node first asks for a blob.
     blob_index: OnceLock<Vec<(u64, u32)>>,
+    /// The copy of its small files that native mounts read, as long as there is one.
+    native_pack: Mutex<Weak<Snapshot>>,
 }
 
 /// A mirror's lease to keep a snapshot's content.
@@ -84,7 +86,18 @@ impl Snapshot {
             lease: Mutex::default(),
             announcements: None,
             blob_index: OnceLock::new(),
+            native_pack: Mutex::default(),
         }
+    }
+
+    /// Notes that native mounts read a copy of its small files, which is a snapshot of its own.
+    pub(crate) fn set_native_pack(&self, pack: &Arc<Snapshot>) {
+        *self.native_pack.lock() = Arc::downgrade(pack);
+    }
+
+    /// The copy of its small files that native mounts read, if any does.
+    pub(crate) fn native_pack(&self) -> Weak<Snapshot> {
+        self.native_pack.lock().clone()
     }
 
     /// Adds the mirror's lease that keeps its content.

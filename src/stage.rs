@@ -16,6 +16,8 @@ pub struct Stage {
     pub(crate) files_done: AtomicU64,
     pub(crate) bytes_done: AtomicU64,
     pub(crate) bytes_found: AtomicU64,
+    /// Since when all is verified that is local when it is done, in seconds since 1970; `None`: what was local already is not.
+    pub(crate) verified_since: Option<i64>,
     /// How many flights more may start at once than at the beginning.
     pub(crate) extra_flights: AtomicUsize,
     pub(crate) large_blobs: Semaphore,
@@ -43,6 +45,11 @@ pub struct Progress {
 }
 
 impl Stage {
+    /// Since when all is verified that is local when it is done, in seconds since 1970; `None` where what was local already is not.
+    pub(crate) fn verified_since(&self) -> Option<i64> {
+        self.verified_since
+    }
+
     /// Progress so far.
     pub fn progress(&self) -> Progress {
         Progress {

@@ -96,7 +96,10 @@ impl Stage {
     fn start(snapshot: &Arc<Snapshot>, verify: bool, last: Option<Arc<Self>>) -> Arc<Self> {
         let progress = last.as_ref().map(|last| last.progress()).unwrap_or_default();
         let manifest = snapshot.manifest();
+        // Blocks that come from now on are verified after the second in which this begins.
+        let since = verification_time::seconds(snapshot.resources().cache.now()) + 1;
         let stage = Arc::new(Self {
+            verified_since: verify.then_some(since),
             files: manifest.files(),
             bytes: manifest.bytes(),
             files_done: AtomicU64::new(progress.files_done),
@@ -113,7 +116,7 @@ impl Stage {
         let runtime = snapshot.resources().runtime.clone();
         snapshot.resources().runtime.spawn(async move {
             let work = running.clone();
-            let outcome = runtime.spawn(async move { work.run(weak, verify).await }).await;
+            let outcome = runtime.spawn(async move { work.run(weak).await }).await;
             // Callers that wait for it must see its end, even a panic.
             running.outcome.set(outcome.unwrap_or_else(|e| Err(lost(e)))).ok();
             running.changed.notify_waiters();
@@ -121,8 +124,7 @@ impl Stage {
         stage
     }
 
-    async fn run(self: &Arc<Self>, snapshot: Weak<Snapshot>, verify: bool) -> Result<()> {
-        let begin = snapshot.upgrade().ok_or_else(abandoned)?.resources().cache.now();
+    async fn run(self: &Arc<Self>, snapshot: Weak<Snapshot>) -> Result<()> {
         let flights = Arc::new(Semaphore::new(INITIAL_FLIGHTS));
         loop {
             let Some(held) = snapshot.upgrade() else { return Err(abandoned()) };
@@ -136,14 +138,9 @@ impl Stage {
             if *self.outdated.lock() {
                 continue;
             }
-            // Blocks that come from now on are verified after the second in which this began.
-            let (audited, since) = (snapshot.clone(), verification_time::seconds(begin) + 1);
-            let audit = move || {
-                let now = audited.upgrade().ok_or_else(abandoned)?.resources().cache.now();
-                // What was verified in the future was not: the clock was wrong.
-                audit::audit(&audited, &(since..=verification_time::seconds(now)), &|_| true)
-            };
-            if verify && !blocking(audit).await?.damaged.is_empty() {
+            if let Some(since) = self.verified_since
+                && !audit::audit_since(snapshot.clone(), since).await?.damaged.is_empty()
+            {
                 continue;
             }
             let kept = snapshot.clone();

@@ -21,6 +21,7 @@ use crate::error::{Error, Kind, Result};
 use crate::manifest::Node;
 use crate::snapshot::Snapshot;
 use crate::source::Patterns;
+use crate::staging::audit;
 use crate::task::blocking;
 
 /// The size of the largest file, in bytes, of a snapshot that gains by a native mount: larger ones are read by the kernel
@@ -62,6 +63,10 @@ impl NativeSnapshot {
         if let Some(pack) = native.pack.clone() {
             blocking(move || pack.admit()).await?;
             native.withdraw_stale_pack(false).await?;
+            if let Some(since) = native.snapshot.staged().and_then(|stage| stage.verified_since()) {
+                // One from before is no better verified than what it was made of.
+                audit::audit_since(native.snapshot.native_pack(), since).await?;
+            }
             native.make_pack(PACKED_VERIFICATION_AGE).await?;
         }
         Ok(native)
@@ -91,7 +96,9 @@ impl NativeSnapshot {
         let mut pack = None;
         if layout.has_pack() {
             let origin = Arc::new(AlignedPack::new(snapshot.clone(), layout.clone()));
-            pack = Some(engine.snapshot(origin, Patterns::default()).await?);
+            let made = engine.snapshot(origin, Patterns::default()).await?;
+            snapshot.set_native_pack(&made);
+            pack = Some(made);
         }
         Ok(Self { tenant: engine.tenant().to_owned(), snapshot, layout, pack })
     }

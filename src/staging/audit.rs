@@ -6,15 +6,17 @@ use std::sync::Weak;
 use crate::cache::Cache;
 use crate::cache::layout::BlobFile;
 use crate::cache::scrub::{self, ScrubPace, ScrubTotals};
+use crate::cache::verification_time;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::Manifest;
 use crate::snapshot::Snapshot;
+use crate::task::blocking;
 
 use super::abandoned;
 
-/// Verifies the manifest of `snapshot`, and its blobs that are whole in the cache, which were not verified within `period`, in
-/// seconds since 1970. What is not right is removed, as [`scrub::verify`] does. Ends early when `pace` says
-/// so, or the snapshot is dropped. Blocks on the local disk.
+/// Verifies the manifest of `snapshot`, its blobs that are whole in the cache, and what native mounts have copied of them, as far as
+/// they were not verified within `period`, in seconds since 1970. What is not right is removed, as [`scrub::verify`] does. Ends early
+/// when `pace` says so, or the snapshot is dropped. Blocks on the local disk.
 ///
 /// # Errors
 /// Those of [`scrub::verify`]; [`Corrupt`](Kind::Corrupt) when the manifest is, also in memory.
@@ -25,7 +27,7 @@ pub fn audit(
 ) -> Result<ScrubTotals> {
     let held = snapshot.upgrade().ok_or_else(abandoned)?;
     let (manifest, cache) = (held.shared_manifest(), held.resources().cache.clone());
-    let (id, listed) = (held.id(), held.listed_manifest().clone());
+    let (id, listed, pack) = (held.id(), held.listed_manifest().clone(), held.native_pack());
     drop(held);
     let pace = |bytes| snapshot.strong_count() > 0 && pace(bytes);
     let verified = scrub::verify_manifest(&cache, &id, period, &pace)?;
@@ -36,7 +38,23 @@ pub fn audit(
     }
     let mut totals = audit_blobs(&cache, &manifest, 0..manifest.blobs(), period, &pace)?;
     totals.damaged.extend(verified.damaged_manifests);
+    if pack.strong_count() > 0 {
+        totals.damaged.extend(audit(&pack, period, &pace)?.damaged);
+    }
     Ok(totals)
+}
+
+/// Verifies all of `snapshot` that was not verified since the time `since`, in seconds since 1970, as [`audit`] does.
+///
+/// # Errors
+/// Those of [`audit`].
+pub async fn audit_since(snapshot: Weak<Snapshot>, since: i64) -> Result<ScrubTotals> {
+    blocking(move || {
+        let now = snapshot.upgrade().ok_or_else(abandoned)?.resources().cache.now();
+        // What was verified in the future was not: the clock was wrong.
+        audit(&snapshot, &(since..=verification_time::seconds(now)), &|_| true)
+    })
+    .await
 }
 
 /// Verifies `blobs` of `manifest` as [`audit`] does all of them.

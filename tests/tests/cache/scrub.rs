@@ -230,3 +230,21 @@ fn mount_wait_verify_on_rotten_blob_fetches_it_again() {
         });
     }
 }
+
+#[test]
+fn mount_wait_verify_via_native_makes_a_rotten_pack_anew() {
+    let env = TestEnv::new();
+    let contents = [0, 1, 2, 3, 4].map(|number| env.put(&format!("model{number}"), MIB / 2));
+    let mount =
+        |name: &str| env.machine.mount_with("s3://bucket", name, &["--wait", "--verify", "--via", "native"]);
+    let agent = env.machine.agent("");
+    env.machine.umount(&mount("mnt"));
+    let pack = largest_file(&env.machine.cache().join("tenants"));
+    assert!(pack.metadata().unwrap().len() >= 2 * MIB as u64, "{}", pack.display());
+    flip_byte(&pack, MIB as u64 + 5);
+    let point = mount("second");
+    for (number, content) in contents.iter().enumerate() {
+        assert_same(content, &fs::read(point.join(format!("model{number}"))).unwrap(), "what was verified");
+    }
+    drop(agent);
+}

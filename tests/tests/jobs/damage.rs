@@ -73,27 +73,31 @@ fn job_with_damaged_mirror_and_healthy_origin_runs_and_repairs_it() {
 
 #[test]
 fn job_with_damaged_cache_reports_it_before_it_completes() {
-    let env = TestEnv::new();
-    env.put("weights", 17 * MIB);
-    let agent = env.machine.agent("");
-    let job_spec = toml(&[("s3://bucket", "/m")], &["true"]);
-    let job_spec = spec(&env.machine, "job.toml", &job_spec);
-    let run = |expected: usize| {
-        let id = submitted(&env.machine, &[text(&job_spec), "--no-mirror"]);
-        job(&env.machine, &["wait", &id, "--timeout", "60s"]).succeeds();
-        let output: Value =
-            serde_json::from_str(&job(&env.machine, &["show", &id, "--json"]).succeeds()).unwrap();
-        let damaged =
-            events(&output).iter().filter(|event| event.starts_with("damaged in the cache")).count();
-        assert_eq!(damaged, expected, "{output}");
-    };
-    run(0);
-    let blob = largest_file(&env.machine.cache().join("tenants"));
-    flip_byte(&blob, MIB as u64);
-    run(0);
-    // As if it had been verified long ago.
-    fs::File::open(&blob).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
-    run(1);
-    run(0);
-    drop(agent);
+    // A native mount reads a copy of small files.
+    for (via, files, size) in [("fuse", 1, 17 * MIB), ("native", 9, MIB / 2)] {
+        let env = TestEnv::new();
+        (0..files).for_each(|number| drop(env.put(&format!("weights{number}"), size)));
+        let agent = env.machine.agent(&format!("via = \"{via}\"\n"));
+        let job_spec = toml(&[("s3://bucket", "/m")], &["cat /m/* > /dev/null"]);
+        let job_spec = spec(&env.machine, "job.toml", &job_spec);
+        let run = |expected: usize| {
+            let id = submitted(&env.machine, &[text(&job_spec), "--no-mirror"]);
+            job(&env.machine, &["wait", &id, "--timeout", "60s"]).succeeds();
+            let output: Value =
+                serde_json::from_str(&job(&env.machine, &["show", &id, "--json"]).succeeds()).unwrap();
+            let damaged =
+                events(&output).iter().filter(|event| event.starts_with("damaged in the cache")).count();
+            assert_eq!(damaged, expected, "{via}: {output}");
+        };
+        run(0);
+        let blob = largest_file(&env.machine.cache().join("tenants"));
+        assert!(blob.metadata().unwrap().len() >= (files * size) as u64);
+        flip_byte(&blob, MIB as u64);
+        run(0);
+        // As if it had been verified long ago.
+        fs::File::open(&blob).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        run(1);
+        run(0);
+        drop(agent);
+    }
 }
