@@ -102,10 +102,11 @@ impl Repairs {
     }
 }
 
-/// Copies what `patterns` select of the source at `uri` into `mirror`; its origin is opened with `access`.
+/// Copies what `patterns` select of the source at `uri` into `mirror`, which is created if there is none; its origin is opened with
+/// `access`.
 ///
 /// # Errors
-/// Those of [`origin::open`] and of [`mirror_source`].
+/// Those of [`origin::open`], [`Mirror::init`] and [`mirror_source`].
 pub async fn mirror_uri(
     mirror: &Mirror,
     uri: &Uri,
@@ -126,10 +127,11 @@ pub async fn mirror_uri(
         hash_first,
         previous: PreviousState::default(),
     };
+    mirror.init().await?;
     mirror_source(mirror, &source, config, progress).await
 }
 
-/// Copies `source` into `mirror`. When the source changes meanwhile, it is listed again, once.
+/// Copies `source` into `mirror`, which is there. When the source changes meanwhile, it is listed again, once.
 ///
 /// # Errors
 /// [`Kind::Changed`] when the source changes all the time; those of the origin and of the store.
@@ -139,7 +141,6 @@ pub async fn mirror_source(
     config: MirrorConfig,
     progress: &MirrorProgress,
 ) -> Result<MirrorOutcome> {
-    mirror.init().await?;
     let lease = mirror.add_lease().await?;
     let run = MirrorRun { mirror, source, config, progress, lease: &lease };
     let mut outcome = run.attempt().await;

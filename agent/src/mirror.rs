@@ -1,5 +1,6 @@
 //! Opens mirrors, and knows the one of this machine.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use bdnfs::digest::Digest;
@@ -11,6 +12,7 @@ use bdnfs::source::{Access, Patterns, Secret, Uri};
 use bdnfs::task::blocking;
 
 use crate::api::MirrorRequest;
+use crate::real_path::real_path;
 
 /// The memory that the content of a source on its way to a mirror may hold, in bytes: jobs have the rest of the machine.
 pub const MIRROR_CONFIG: MirrorConfig = MirrorConfig { memory: 128 << 20 };
@@ -43,6 +45,26 @@ pub fn default_uri() -> Result<Uri> {
 pub fn open(at: &MirrorRequest, scratch: PathBuf) -> Result<Mirror> {
     let uri: Uri = at.url.expose().parse()?;
     Mirror::open(&uri, &at.access, &at.tenant, scratch)
+}
+
+/// Refuses a mirror in a directory that is mirrored: each run would mirror what the one before it wrote. Touches the local disk.
+///
+/// # Errors
+/// [`Kind::Invalid`].
+pub fn check_not_inside(mirror: &Uri, source: &Uri, patterns: &Patterns) -> Result<()> {
+    let (Uri::File(mirror), Uri::File(source)) = (mirror, source) else { return Ok(()) };
+    let real = |path: &Path| real_path(&std::path::absolute(path).ok()?);
+    let (Some(root), Some(path)) = (real(source), real(mirror)) else { return Ok(()) };
+    let Ok(below) = path.strip_prefix(&root) else { return Ok(()) };
+    if !patterns.select(below.join("format.json").as_os_str().as_bytes()) {
+        return Ok(());
+    }
+    let text = format!(
+        "the mirror {} lies in its own source {}; choose another directory, or exclude it with --ignore or ignore_patterns",
+        mirror.display(),
+        source.display()
+    );
+    Err(Error::new(Kind::Invalid, text))
 }
 
 /// Makes sure that `mirror`, which `at` names, is there if this node has ever seen it, as the directory `seen` remembers. A directory

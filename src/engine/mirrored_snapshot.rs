@@ -22,10 +22,11 @@ impl Engine {
         id: Digest,
         open: OriginOpener,
     ) -> Result<Arc<Snapshot>> {
+        // At once, for each request is a round trip that a deployment waits for.
+        let (lease, manifest) = tokio::join!(mirror.serve_lease(&id), self.manifest(mirror, &id));
         // With read-only credentials there is no lease: the collector's grace period protects the snapshot.
-        let lease = mirror.serve_lease(&id).await;
         let lease = lease.inspect_err(|error| tracing::debug!(%error, "no lease on the mirror")).ok();
-        let manifest = Arc::new(self.manifest(mirror, &id).await?);
+        let manifest = Arc::new(manifest?);
         let origin = LazyOrigin::new(open, manifest.clone());
         let tiers: Vec<Arc<dyn Tier>> = vec![Arc::new(mirror.clone()), Arc::new(origin)];
         let ladder = self.ladder(self.placement(id), tiers);

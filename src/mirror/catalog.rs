@@ -62,7 +62,16 @@ pub struct Ref {
     pub tool: String,
 }
 
+/// The scheme of the names of training caches.
+const HOME_SCHEME: &str = "cache://";
+
 impl Ref {
+    /// Whether it is a training cache, which nodes have beside the mirror: one that does not hear that it was removed would save it
+    /// again, however long it was away.
+    pub(super) fn is_home(&self) -> bool {
+        self.source.starts_with(HOME_SCHEME)
+    }
+
     /// The key of its ref.
     pub fn key(&self) -> Digest {
         key(&self.identity, self.allow.as_deref(), &self.ignore)

@@ -124,7 +124,12 @@ impl Mirror {
                     continue;
                 }
                 match self.generation(key, number).await {
-                    Ok(Some(found)) if found.removed && over.is_none() && written < expired_before => {
+                    Ok(Some(found))
+                        if found.removed
+                            && over.is_none()
+                            && written < expired_before
+                            && !found.is_home() =>
+                    {
                         outdated.push(self.generation_key(key, number));
                     }
                     Ok(Some(found)) if !found.removed => {

@@ -110,6 +110,7 @@ async fn add_as(
     origin: Arc<dyn Origin>,
     progress: &MirrorProgress,
 ) -> Result<MirrorOutcome> {
+    mirror.init().await?;
     mirror_source(mirror, &source_of(name, origin), CONFIG, progress).await
 }
 

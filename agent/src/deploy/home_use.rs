@@ -110,7 +110,7 @@ async fn prepare<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) ->
     // What was saved before nodes had a file system in common comes to it once.
     let mirror = match home.is_shared() && !is_first_use {
         true => Ok(None),
-        false => open_mirror_of(user, home).await,
+        false => open_mirror_of(user, home, false).await,
     };
     let sync =
         mirror.map(|mirror| mirror.map(|mirror| CacheSync::new(home.clone(), mirror, Arc::clone(&lock))));
@@ -292,20 +292,21 @@ async fn beat_regularly<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Infallibl
     }
 }
 
-/// Opens the mirror that a home is saved in, if there is one: not where nodes share it.
-async fn open_mirror<U: HomeUser>(user: &U, home: &CacheHome) -> Result<Option<Mirror>> {
-    if home.is_shared() { Ok(None) } else { open_mirror_of(user, home).await }
+/// Opens the mirror that a home is saved in, if there is one: not where nodes share it. With `create` it is created if it was
+/// never seen.
+async fn open_mirror<U: HomeUser>(user: &U, home: &CacheHome, create: bool) -> Result<Option<Mirror>> {
+    if home.is_shared() { Ok(None) } else { open_mirror_of(user, home, create).await }
 }
 
-/// Opens the mirror of a user of a home, if there is one.
-async fn open_mirror_of<U: HomeUser>(user: &U, home: &CacheHome) -> Result<Option<Mirror>> {
+/// Opens the mirror of a user of a home, if there is one; with `create` as [`open_mirror`].
+async fn open_mirror_of<U: HomeUser>(user: &U, home: &CacheHome, create: bool) -> Result<Option<Mirror>> {
     let (user, scratch, seen) = (user.clone(), home.path().to_owned(), user.volumes().directory().to_owned());
     let open = move || {
         let at = user.mirror()?;
         at.map(|at| Ok((mirror::open(&at, scratch)?, at))).transpose()
     };
     let Some((mirror, at)) = blocking(open).await? else { return Ok(None) };
-    mirror::check_seen(&mirror, &at, &seen, false).await?;
+    mirror::check_seen(&mirror, &at, &seen, create).await?;
     Ok(Some(mirror))
 }
 

@@ -13,7 +13,7 @@ use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::{Ref, source_key};
 use bdnfs::mirroring::{MirrorOutcome, MirrorProgress, mirror_uri};
 use bdnfs::source::{Patterns, Uri};
-use bdnfs::task::run_on_blocking_thread;
+use bdnfs::task::{blocking, run_on_blocking_thread};
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::sleep;
@@ -63,6 +63,8 @@ impl MirrorQueue {
             return Ok(());
         }
         let patterns = Patterns::filter(request.weights.allow.as_deref(), &request.weights.ignore)?;
+        let (location, of, selected) = (at.url.expose().parse()?, uri.clone(), patterns.clone());
+        blocking(move || mirror::check_not_inside(&location, &of, &selected)).await?;
         let mirror = mirror::open(at, scratch.to_owned())?;
         let key = source_key(&uri.tree_identity(&request.weights.access), &patterns);
         let lock = self.source_lock(format!("{}\0{}\0{key}", at.tenant, mirror.name()));

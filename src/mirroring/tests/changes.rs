@@ -201,6 +201,7 @@ async fn publish_of_changing_source_takes_one_state_or_fails() {
 #[tokio::test(flavor = "multi_thread")]
 async fn publish_of_same_content_under_another_name_uploads_none_of_it() {
     let mirror = mirror(Arc::new(InMemory::new()));
+    mirror.init().await.expect("founded");
     let frozen = noise(20 * BLOCK, 5);
     let publish_as = async |name: &str, path: &[u8], content: Bytes, hash_first: bool| {
         let held = origin(&FileTree::from([(path.to_vec(), content)]));

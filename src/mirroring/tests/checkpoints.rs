@@ -10,6 +10,7 @@ fn id(project: &str, job: &str, name: &str, rank: u32) -> CheckpointId {
 
 /// Publishes `files` as the checkpoint `id`, and enters it into the index.
 async fn save(mirror: &Mirror, id: CheckpointId, files: &FileTree) -> SavedCheckpoint {
+    mirror.init().await.expect("founded");
     let source = MirrorSource::checkpoint(&id, origin(files));
     let found = mirror_source(mirror, &source, CONFIG, &MirrorProgress::default())
         .await

@@ -60,3 +60,19 @@ async fn collect_spares_what_refs_and_leases_reach() {
     add(&mirror, held).await.expect("added anew");
     assert_eq!(faults(&mirror, true).await, [""; 0]);
 }
+
+#[tokio::test]
+async fn removal_of_a_training_cache_is_remembered_for_ever() {
+    let mirror = mirror(Arc::new(InMemory::new()));
+    let files = FileTree::from([(b"f".to_vec(), noise(9, 1))]);
+    for name in ["cache://project/p", "memory://origin"] {
+        let published = add_as(name, &mirror, origin(&files), &MirrorProgress::default()).await;
+        mirror.remove(&published.expect("published").latest_ref.key()).await.expect("removed");
+    }
+    mirror.collect(NO_GRACE, false).await.expect("collected");
+    mirror.collect(NO_GRACE, false).await.expect("collected");
+    for (name, generation) in [("cache://project/p", 2), ("memory://origin", 0)] {
+        let key = source_of(name, origin(&files)).key();
+        assert_eq!(mirror.latest(&key).await.expect("listed").generation, generation, "{name}");
+    }
+}

@@ -96,6 +96,7 @@ async fn resumed_publish_reads_only_the_rest_of_a_large_file() {
 async fn resumed_publish_of_a_large_file_is_found_again_under_another_name() {
     // More than fits into memory, as only such files have drafts that are resumed.
     let mirror = mirror(Arc::new(InMemory::new()));
+    mirror.init().await.expect("founded");
     let content = noise(57 * MIB + 9, 7);
     let publish_as = async |name: &str, path: &[u8], limit| {
         let held = TruncatedOrigin::new(&origin(&FileTree::from([(path.to_vec(), content.clone())])), limit);

@@ -160,6 +160,7 @@ impl InProcessCluster {
             previous: Default::default(),
         };
         let config = MirrorConfig { memory: 64 << 20 };
+        mirror.init().await.expect("founded");
         mirror_source(&mirror, &source, config, &MirrorProgress::default()).await.expect("published");
         Self { nodes: Vec::new(), members: Arc::default(), mirror, s3, files, _root: root }
     }

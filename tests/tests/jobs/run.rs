@@ -7,6 +7,7 @@ use bdnfs_tests::machine::Machine;
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tools::{python, python_path, run};
+use bdnfs_tests::tree::content;
 use serde_json::{Value, json};
 
 use crate::kit::{events, job, mounts_of, spec, states, submitted, summed, text, toml, truss};
@@ -265,4 +266,19 @@ fn job_output_on_each_stream_stays_on_it() {
         assert_eq!((logs.out.as_str(), logs.err.as_str()), ("out\nagain\n", "err\nlast"), "{options:?}");
     }
     assert_eq!(agent.get(&format!("/v1/jobs/{id}/log")).body, "out\n", "one stream at once");
+}
+
+#[test]
+fn job_whose_mirror_lies_in_its_own_source_is_refused() {
+    let machine = Machine::new();
+    let agent = machine.agent("");
+    let source = machine.directory("source");
+    fs::write(source.join("weights"), content("weights", MIB)).unwrap();
+    let uri = format!("file://{}", source.display());
+    let file = spec(&machine, "job.toml", &toml(&[(uri.as_str(), "/m")], &["ls /m/weights"]));
+    let ran = job(&machine, &["run", text(&file), "--mirror", &format!("{uri}/mirror")]);
+    assert_ne!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+    assert!(ran.err.contains("lies in its own source"), "{}{}", ran.out, ran.err);
+    assert_eq!(fs::read_dir(&source).unwrap().count(), 1, "nothing was made");
+    drop(agent);
 }

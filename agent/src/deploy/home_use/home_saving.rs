@@ -103,7 +103,7 @@ async fn save_unused<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
         UseEnd::Ended if !user.is_first() => return Ok(()),
         UseEnd::Ended => {}
     }
-    let Some(mirror) = open_mirror(user, home).await? else { return Ok(()) };
+    let Some(mirror) = open_mirror(user, home, true).await? else { return Ok(()) };
     let lock = locked(user, home, CacheHome::try_sync_lock).await?;
     let begin = Instant::now();
     let sync = CacheSync::new(home.clone(), mirror, lock);
@@ -165,7 +165,9 @@ async fn save_when_due<U: HomeUser>(user: &U, home: &CacheHome, interval: Durati
         Ok(lock) => lock,
         Err(left) => return Ok(left),
     };
-    let (Some(mirror), own) = (open_mirror(user, home).await?, home.clone()) else { return Ok(interval) };
+    let (Some(mirror), own) = (open_mirror(user, home, true).await?, home.clone()) else {
+        return Ok(interval);
+    };
     if blocking(move || own.sync_state()).await?.is_torn(&boot::id_line()?) {
         return Ok(interval);
     }
@@ -203,7 +205,7 @@ pub(super) async fn report_use<U: HomeUser>(user: &U, home: &CacheHome, in_use: 
     if !user.is_first() {
         return Ok(());
     }
-    let Some(mirror) = open_mirror(user, home).await? else { return Ok(()) };
+    let Some(mirror) = open_mirror(user, home, false).await? else { return Ok(()) };
     let home = home.clone();
     run_on_blocking_thread(move || async move { home.report_use(&mirror, in_use).await }).await
 }

@@ -51,10 +51,12 @@ impl HomeNode {
     }
 
     async fn save(&self) -> SavedCache {
+        self.mirror.init().await.unwrap();
         self.sync().await.save(CONFIG, &MirrorProgress::default()).await.unwrap()
     }
 
     async fn save_in_use(&self) -> Option<SavedCache> {
+        self.mirror.init().await.unwrap();
         self.sync().await.save_in_use(None, CONFIG, &MirrorProgress::default()).await.unwrap()
     }
 

@@ -78,6 +78,7 @@ async fn save(
     directory: PathBuf,
 ) -> Result<SavedCheckpoint> {
     let began = Instant::now();
+    mirror.init().await?;
     let uri = Uri::File(directory);
     let source = MirrorSource::checkpoint(&id, origin::open(&uri, &Access::default()).await?);
     let config = MirrorConfig { memory: args.memory.as_u64() };

@@ -1,7 +1,6 @@
 //! `bdnfs mirror add`.
 
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -9,7 +8,7 @@ use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::Ref;
 use bdnfs::mirroring::{MirrorConfig, MirrorProgress, Repairs, mirror_uri};
 use bdnfs::source::{Access, Patterns, Uri};
-use bdnfs_agent::real_path::real_path;
+use bdnfs_agent::mirror::check_not_inside;
 use bdnfs_agent::signals;
 use bytesize::ByteSize;
 use serde::Serialize;
@@ -85,7 +84,9 @@ pub async fn run(args: MirrorAddArgs) -> Result<()> {
     let entries = entries(&args)?;
     // To open it would create its directory.
     let at = request.url.expose().parse()?;
-    entries.iter().try_for_each(|entry| check_not_inside(&at, entry))?;
+    for MirrorEntry { uri, patterns, .. } in &entries {
+        check_not_inside(&at, uri, patterns)?;
+    }
     let mirror = bdnfs_agent::mirror::open(&request, std::env::temp_dir())?;
     if args.exclusive && mirror.init_exclusive().await? {
         eprintln!(
@@ -114,22 +115,6 @@ pub async fn run(args: MirrorAddArgs) -> Result<()> {
     }
     if failed > 0 {
         bail!("{failed} of {} sources were not mirrored", entries.len());
-    }
-    Ok(())
-}
-
-/// Refuses a mirror in a directory that is mirrored: each run would mirror what the one before it wrote.
-fn check_not_inside(mirror: &Uri, entry: &MirrorEntry) -> Result<()> {
-    let (Uri::File(mirror), Uri::File(source)) = (mirror, &entry.uri) else { return Ok(()) };
-    let real = |path: &Path| real_path(&std::path::absolute(path).ok()?);
-    let (Some(root), Some(path)) = (real(source), real(mirror)) else { return Ok(()) };
-    let Ok(below) = path.strip_prefix(&root) else { return Ok(()) };
-    if entry.patterns.select(below.join("format.json").as_os_str().as_bytes()) {
-        bail!(
-            "the mirror {} lies in its own source {}; choose another directory, or exclude it with --ignore",
-            mirror.display(),
-            source.display()
-        );
     }
     Ok(())
 }

@@ -73,6 +73,7 @@ pub async fn run(args: ProjectSaveArgs) -> Result<()> {
         bail!("{home} is in use by a job or a container on this node, and is saved when that ends");
     }
     let lock = home.try_sync_lock()?.ok_or_else(busy)?;
+    mirror.init().await?;
     let sync = CacheSync::new(home.clone(), mirror, Arc::new(lock));
     let saved = tokio::select! {
         biased;
