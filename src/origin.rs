@@ -43,7 +43,7 @@ const SINGLE_FILE_MARK: &str = "alone";
 /// [`Tier::fetch`](crate::tier::Tier::fetch).
 pub async fn open(uri: &Uri, access: &Access) -> Result<Arc<dyn Origin>> {
     let origin: Arc<dyn Origin> = match uri {
-        Uri::File(path) => Arc::new(local::LocalOrigin::open(path).await?),
+        Uri::File(path) => Arc::new(local::LocalOrigin::open(path, &access.beneath).await?),
         Uri::Bt(_) => {
             let text =
                 format!("{uri} is a checkpoint, which only a mirror has: it can be mounted, and not copied");

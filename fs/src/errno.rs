@@ -30,6 +30,8 @@ mod tests {
 
     #[test]
     fn errno_of_each_kind_is_that_of_the_table() {
+        // Neither is an outcome of a read.
+        assert_eq!((from_kind(Kind::NotFound), from_kind(Kind::Invalid)), (Errno::NOENT, Errno::INVAL));
         assert_eq!(from_kind(Kind::Refused), Errno::ACCESS);
         assert_eq!(from_kind(Kind::Timeout), Errno::TIMEDOUT);
         assert_eq!(from_kind(Kind::Corrupt), Errno::BADMSG);

@@ -124,6 +124,11 @@ impl Listing {
         if self.escape && !path.is_empty() { escape::encode(path).into() } else { path.into() }
     }
 
+    /// The patterns that select what is kept.
+    pub(crate) fn patterns(&self) -> &Patterns {
+        self.selection.patterns()
+    }
+
     /// Adds a file.
     pub fn file(&mut self, found: ListedFile<'_>) {
         let path = self.named(found.path);

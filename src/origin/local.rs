@@ -8,7 +8,7 @@ mod tree_walk;
 
 use std::ffi::OsStr;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,10 +36,21 @@ pub(super) struct LocalOrigin {
 }
 
 impl LocalOrigin {
-    /// Opens the file or directory at `path`, which may be a symbolic link.
-    pub(super) async fn open(path: &Path) -> Result<Self> {
-        let path = path.to_owned();
-        let (real, root) = blocking(move || LocalRoot::open(&path)).await?;
+    /// Opens the file or directory at `path`, which may be a symbolic link; only one that lies in a directory of `beneath`, where
+    /// there are any.
+    pub(super) async fn open(path: &Path, beneath: &[PathBuf]) -> Result<Self> {
+        let (path, beneath) = (path.to_owned(), beneath.to_owned());
+        let (real, root) = blocking(move || {
+            let (real, root) = LocalRoot::open(&path)?;
+            let lies_in =
+                |directory: &PathBuf| directory.canonicalize().is_ok_and(|all| real.starts_with(all));
+            if beneath.is_empty() || beneath.iter().any(lies_in) {
+                return Ok((real, root));
+            }
+            let text = format!("{} leads out of the directories that everybody may name", path.display());
+            Err(Error::new(Kind::Refused, text))
+        })
+        .await?;
         // A single file is named below the directory that is opened.
         let named = if root.only.is_some() { real.parent().unwrap_or(&real) } else { &real };
         let path = named.display().to_string();
@@ -103,6 +114,10 @@ impl LocalRoot {
         };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::openat(CWD, directory, flags, Mode::empty()).map_err(failed)?;
+        // Where that is, whatever another process has put in the place of a part of its path meanwhile.
+        let opened = std::fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+        let opened = opened.map_err(|e| failed(Errno::from_io_error(&e).unwrap_or(Errno::IO)))?;
+        let real = only.as_ref().map_or(opened.clone(), |name| opened.join(OsStr::from_bytes(name)));
         Ok((real, Self { directory, only }))
     }
 

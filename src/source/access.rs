@@ -55,6 +55,9 @@ pub struct Access {
     /// Whether only what is given here is used, and never what this machine has: no metadata service, no file, no role. It is for
     /// sources named by users that may not use the machine's identity.
     pub explicit_only: bool,
+    /// The directories that a `file://` source must lie in, whatever links lead to it; empty: anywhere. It is looked at when the source
+    /// is open, so that no link can be put in its way after that.
+    pub beneath: Vec<PathBuf>,
 }
 
 /// The access to an S3 service.
@@ -207,6 +210,7 @@ impl Access {
             auth,
             secrets,
             explicit_only,
+            beneath,
         } = self.clone();
         let is_place = |store: &SecretStore| !matches!(store, SecretStore::Environment { .. });
         let had = [&s3, &r2, &cw].into_iter().flatten().any(S3Access::has_secrets)
@@ -240,6 +244,7 @@ impl Access {
             auth,
             secrets: secrets.into_iter().filter(is_place).collect(),
             explicit_only,
+            beneath,
         };
         (stripped, had)
     }

@@ -120,6 +120,25 @@ impl Glob {
     }
 }
 
+impl Glob {
+    /// Whether every name that begins with `prefix` matches; false also where that can't be told easily.
+    pub(super) fn covers(&self, prefix: &[Unit]) -> bool {
+        self.tokens.last() == Some(&Token::Star) && self.matches(prefix)
+    }
+
+    /// Whether a longer name that begins with `prefix` may match; false only if none does.
+    pub(super) fn may_match_below(&self, prefix: &[Unit]) -> bool {
+        for (token, unit) in self.tokens.iter().zip(prefix) {
+            match token {
+                Token::Star => return true,
+                token if !token.matches(*unit) => return false,
+                _ => {}
+            }
+        }
+        self.tokens.len() > prefix.len()
+    }
+}
+
 /// The set that begins after its opening bracket at the start of `text`, and what comes after its closing one.
 /// `None` where it is never closed.
 fn set(text: &[Unit]) -> Option<(Token, &[Unit])> {

@@ -48,6 +48,13 @@ impl Patterns {
             && !self.ignore.iter().any(|g| g.matches(&name))
     }
 
+    /// Whether a file below the directory at `path` may be wanted; false only if none is.
+    pub(crate) fn may_select_below(&self, path: &[u8]) -> bool {
+        let prefix = units(&[path, b"/"].concat());
+        self.allow.as_ref().is_none_or(|allow| allow.iter().any(|g| g.may_match_below(&prefix)))
+            && !self.ignore.iter().any(|g| g.covers(&prefix))
+    }
+
     /// The patterns as they were given: to allow, where any were, and to ignore.
     pub fn texts(&self) -> (Option<Vec<String>>, Vec<String>) {
         let texts = |globs: &[Glob]| globs.iter().map(|glob| glob.text().to_owned()).collect();
@@ -177,6 +184,25 @@ mod tests {
                 (0..names.len()).filter(|i| patterns.select(names[*i].as_bytes())).collect();
             assert_eq!(selected, expected, "{pattern}");
         }
+    }
+
+    #[test]
+    fn directory_is_passed_over_only_where_nothing_below_it_is_wanted() {
+        let may_select = |allow: &[&str], ignore: &[&str], path: &str| {
+            let texts = |t: &[&str]| t.iter().map(|s| s.to_string()).collect::<Vec<_>>();
+            let patterns = Patterns::new(&texts(allow), &texts(ignore)).expect("patterns");
+            patterns.may_select_below(path.as_bytes())
+        };
+        for ignore in ["private/", "private/*", "priv*", "*", "p?ivate/*"] {
+            assert!(!may_select(&[], &[ignore], "private"), "{ignore}");
+        }
+        for ignore in ["private", "private/a*", "private/*.bin", "private2/*", "*.bin"] {
+            assert!(may_select(&[], &[ignore], "private"), "{ignore}");
+        }
+        for allow in ["public/*", "private", "private/", "p[!r]*"] {
+            assert_eq!(may_select(&[allow], &[], "private"), allow == "private/", "{allow}");
+        }
+        assert!(may_select(&["*.json"], &["private/x*"], "private"));
     }
 
     #[test]

@@ -72,6 +72,14 @@ impl LazyOrigin {
     }
 }
 
+/// A source that is no longer there has changed, for who reads what was listed of it: the file itself is there.
+fn gone(error: Error) -> Error {
+    match error.kind() {
+        Kind::NotFound => Error::new(Kind::Changed, error.to_string()),
+        _ => error,
+    }
+}
+
 /// The blob that the origin knows a part by.
 fn file(source: &str, part: &PackedFile) -> Blob {
     Blob {
@@ -97,7 +105,7 @@ impl Tier for LazyOrigin {
         urgency: Urgency,
     ) -> BoxFuture<'a, Result<Option<Body>>> {
         async move {
-            let origin = self.origin.get_or_try_init(&self.open).await?;
+            let origin = self.origin.get_or_try_init(|| async { (self.open)().await.map_err(gone) }).await?;
             let pack = if blob.path.is_empty() { self.pack(&blob.key) } else { None };
             match pack {
                 Some(index) => self.body(origin, index, range, urgency).map(Some),

@@ -63,11 +63,11 @@ impl Publications {
     /// Finds the snapshot, after it was mirrored.
     async fn resolve(&self, publication: &Arc<Publication>) -> ApiResult<(MountRequest, ResolvedSnapshot)> {
         let mounter = self.mounts.mounter();
-        let request = mount_request(publication.complete().await)?;
+        let request = mount_request(publication.complete().await, &self.config.inline_sources)?;
         let (note, progress) = (|text| publication.note(text), |text| publication.show_progress(text));
         self.mirrors.mirror_or_use_cached(mounter, &request, &note, &progress).await?;
         // The secrets may have expired meanwhile.
-        let request = mount_request(publication.complete().await)?;
+        let request = mount_request(publication.complete().await, &self.config.inline_sources)?;
         let found = mounter.resolve(&request).await?;
         Ok((request, found))
     }
@@ -146,8 +146,8 @@ impl Publications {
 }
 
 /// The mount request for `asked`, without a mount point yet.
-fn mount_request(asked: PublicationRequest) -> Result<MountRequest> {
-    let access = trust::access(&asked)?;
+fn mount_request(asked: PublicationRequest, inline_sources: &[String]) -> Result<MountRequest> {
+    let access = trust::access(&asked, inline_sources)?;
     let PublicationRequest { source, allow, ignore, mirror, tenant, uid, gid, layout, .. } = asked;
     let weights = Weights { source, mountpoint: PathBuf::new(), allow, ignore, access, layout };
     Ok(MountRequest {

@@ -61,7 +61,8 @@ impl Publications {
     /// Gives the mount of a publication, if there is one, the secrets that came last for the publication.
     pub(super) async fn renew_mount(&self, publication: &Publication) {
         let Some(mount) = publication.base().and_then(|base| base.mount().cloned()) else { return };
-        let Ok(access) = trust::access(&publication.complete().await) else { return };
+        let asked = publication.complete().await;
+        let Ok(access) = trust::access(&asked, &self.config.inline_sources) else { return };
         self.mounts.renew_secret(mount, access).await;
     }
 

@@ -81,6 +81,7 @@ fn admin_key(access: &Access) -> Option<&'static str> {
         executable: _,
         unpinned: _,
         explicit_only: _,
+        beneath: _,
     } = access;
     let GcsAccess { application_credentials, token_file, sts, iam, endpoint: gcs_endpoint, project, .. } =
         gcs.clone().unwrap_or_default();
@@ -127,13 +128,22 @@ fn admin_key(access: &Access) -> Option<&'static str> {
     keys.into_iter().find(|(is_set, _)| *is_set).map(|(_, key)| key)
 }
 
-/// The access of `request`, with its own secrets. An untrusted one gets nothing else.
+/// The access of `request`, with its own secrets. An untrusted one gets nothing else, and reads local sources below `inline_sources`
+/// only, which [`check`] has found it to lie in, though a link may have been put in its way since.
 ///
 /// # Errors
 /// [`Kind::Invalid`] where several secrets came and none is named.
-pub fn access(request: &PublicationRequest) -> Result<Access> {
+pub fn access(request: &PublicationRequest, inline_sources: &[String]) -> Result<Access> {
     let mut access = request.access.clone();
     access.explicit_only = !request.trusted;
+    let directory = |allowed: &String| match allowed.parse() {
+        Ok(Uri::File(directory)) => Some(directory),
+        _ => None,
+    };
+    access.beneath = match request.trusted || inline_sources.iter().any(|allowed| allowed == "file") {
+        true => Vec::new(),
+        false => inline_sources.iter().filter_map(directory).collect(),
+    };
     if access.auth.is_none() {
         let mut names = request.secrets.keys();
         match (names.next(), names.next()) {
@@ -240,7 +250,7 @@ mod tests {
                     "access": {{"auth": {{"auth_method": {auth}}}}}}}"#
             ));
             check_of(&one).expect("its own");
-            let given = access(&one).expect("access");
+            let given = access(&one, &[]).expect("access");
             assert!(given.explicit_only && given.auth == one.access.auth);
             let (name, secrets) = given.given_secret().expect("the token");
             assert_eq!((name, secrets.get("token")), ("token", Some(Secret::new("hush"))));
@@ -304,13 +314,20 @@ mod tests {
     #[test]
     fn access_of_an_untrusted_request_has_only_its_own_secret() {
         let one = request(r#"{"source": "hf://o/m", "secrets": {"token": "hf_x"}}"#);
-        let given = access(&one).expect("access");
+        let given = access(&one, &[]).expect("access");
         assert!(given.explicit_only && given.secrets.len() == 1);
         assert_eq!(given.auth.as_ref().and_then(AuthMethod::secret), Some("token"));
-        let none = access(&request(r#"{"source": "hf://o/m"}"#)).expect("access");
+        let none = access(&request(r#"{"source": "hf://o/m"}"#), &[]).expect("access");
         assert_eq!((none.explicit_only, none.hub, none.secrets.len()), (true, None::<HubAccess>, 0));
+        let allowed = |texts: &[&str]| texts.iter().map(|text| text.to_string()).collect::<Vec<_>>();
+        for (sources, beneath) in [
+            (["hf", "file:///srv/public"], vec![std::path::PathBuf::from("/srv/public")]),
+            (["hf", "file"], vec![]),
+        ] {
+            assert_eq!(access(&one, &allowed(&sources)).expect("access").beneath, beneath);
+        }
         let two = request(r#"{"source": "hf://o/m", "secrets": {"a": "1", "b": "2"}}"#);
-        let error = access(&two).expect_err("which?");
+        let error = access(&two, &[]).expect_err("which?");
         assert!(error.to_string().starts_with("secretKey: "), "{error}");
     }
 }

@@ -13,6 +13,7 @@ use super::{LocalRoot, failure, version};
 use crate::error::Result;
 use crate::manifest::{ListedFile, Listing};
 use crate::origin::display_path;
+use crate::source::Patterns;
 
 /// How many entries the walking thread sends at once: enough that sending costs nothing.
 const BATCH_ENTRIES: usize = 1024;
@@ -36,7 +37,9 @@ enum EntryKind {
 /// Lists all that is below `root` into `listing`.
 pub(super) async fn list(path: &str, root: Arc<LocalRoot>, listing: &mut Listing) -> Result<()> {
     let (sender, mut batches) = channel(BATCH_QUEUE_LENGTH);
-    let mut walk = TreeWalk { path: path.into(), root, sender, batch: Vec::new(), todo: Vec::new() };
+    let patterns = listing.patterns().clone();
+    let mut walk =
+        TreeWalk { path: path.into(), root, patterns, sender, batch: Vec::new(), todo: Vec::new() };
     let walked = blocking(move || walk.run());
     let taken = async {
         while let Some(batch) = batches.recv().await {
@@ -68,6 +71,7 @@ struct TreeWalk {
     /// The root's, for messages.
     path: String,
     root: Arc<LocalRoot>,
+    patterns: Patterns,
     sender: Sender<Vec<WalkEntry>>,
     batch: Vec<WalkEntry>,
     /// Directories still to be read.
@@ -95,6 +99,13 @@ impl TreeWalk {
         let fd = match self.root.at(path, OFlags::RDONLY | OFlags::DIRECTORY) {
             // Removed, or replaced by something else, since its parent was read: it is not there any more.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) if !path.is_empty() => return Ok(()),
+            Err(Errno::ACCESS) if !path.is_empty() && !self.patterns.may_select_below(path) => {
+                // So that the pattern that ignores it is known to be of use.
+                let below = [path, b"/"].concat();
+                let what = EntryKind::Other("it can't be read");
+                self.found(WalkEntry { path: below, mtime: (0, 0), what });
+                return Ok(());
+            }
             opened => opened.map_err(|e| failure(&name, e))?,
         };
         let stat = rustix::fs::fstat(&fd).map_err(|e| failure(&name, e))?;

@@ -26,7 +26,7 @@ struct Directory {
 impl Directory {
     async fn new() -> Self {
         let root = tempfile::tempdir().expect("a directory");
-        let origin = LocalOrigin::open(root.path()).await.expect("open");
+        let origin = LocalOrigin::open(root.path(), &[]).await.expect("open");
         Self { root, origin }
     }
 }
@@ -112,7 +112,7 @@ async fn local_origin_of_a_single_file_is_a_tree_of_one() {
     fs::write(root.path().join("other"), "").expect("write");
     symlink("model.bin", root.path().join("link")).expect("symlink");
     for named in [path, root.path().join("link")] {
-        let origin = LocalOrigin::open(&named).await.expect("open");
+        let origin = LocalOrigin::open(&named, &[]).await.expect("open");
         assert_eq!(
             listed(&origin, Patterns::default()).await.expect("listed"),
             [("model.bin".to_owned(), "7".to_owned())]
@@ -140,10 +140,10 @@ async fn local_path_through_a_link_never_leaves_the_tree() {
 
 #[tokio::test]
 async fn local_error_names_the_path() {
-    let error = LocalOrigin::open(Path::new("/nowhere/at all")).await.expect_err("missing");
+    let error = LocalOrigin::open(Path::new("/nowhere/at all"), &[]).await.expect_err("missing");
     assert_eq!(error.kind(), Kind::NotFound);
     assert!(error.to_string().starts_with("/nowhere/at all does not exist"), "{error}");
-    let error = LocalOrigin::open(Path::new("/dev/null")).await.expect_err("a device");
+    let error = LocalOrigin::open(Path::new("/dev/null"), &[]).await.expect_err("a device");
     assert_eq!(error.to_string(), "/dev/null is neither a directory nor a regular file");
 
     let Directory { root, origin } = Directory::new().await;
@@ -156,4 +156,23 @@ async fn local_error_names_the_path() {
         text.contains("/w changed since the snapshot was taken") && text.contains("take a new one"),
         "{text}"
     );
+}
+
+#[tokio::test]
+async fn open_through_a_link_out_of_the_directories_that_are_allowed_is_refused() {
+    let root = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| root.path().join(name);
+    for directory in ["public/models", "private"] {
+        fs::create_dir_all(at(directory)).expect("a directory");
+    }
+    fs::write(at("private/key"), "hush").expect("a file");
+    symlink("../private", at("public/link")).expect("a link");
+    symlink("models", at("public/inside")).expect("a link");
+    let open = async |name: &str| LocalOrigin::open(&at(name), &[at("none"), at("public")]).await;
+    for inside in ["public", "public/models", "public/inside"] {
+        open(inside).await.expect(inside);
+    }
+    for outside in ["public/link", "public/link/key", "private"] {
+        assert_eq!(open(outside).await.expect_err(outside).kind(), Kind::Refused);
+    }
 }

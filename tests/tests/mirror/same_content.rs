@@ -1,11 +1,14 @@
 //! Content that a mirror has already, and what is no content.
 
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::process::Command;
 
 use axum::http::Method;
 use bdnfs_tests::MIB;
+use bdnfs_tests::machine::Machine;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::write_file;
 
@@ -60,4 +63,29 @@ fn source_with_fifo_and_socket_is_mirrored_without_them_and_says_so() {
     let point = env.machine.mount(&source, "mnt");
     assert_eq!(fs::read_dir(&point).unwrap().count(), 1);
     env.machine.umount(&point);
+}
+
+#[test]
+fn directory_that_cannot_be_read_is_no_error_where_all_below_it_is_ignored() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    fs::create_dir(source.join("private")).unwrap();
+    fs::write(source.join("model"), "weights").unwrap();
+    fs::set_permissions(source.join("private"), fs::Permissions::from_mode(0o000)).unwrap();
+    // Root without the right to read what its mode forbids.
+    let list = |options: &[&str]| {
+        let bdnfs = machine.command::<&str>(&[]).get_program().to_owned();
+        let words = ["--bounding-set=-dac_override,-dac_read_search"].map(OsString::from);
+        let listed = [&["ls", source.to_str().unwrap()], options].concat();
+        let words: Vec<_> =
+            words.into_iter().chain([bdnfs]).chain(listed.iter().map(OsString::from)).collect();
+        machine.run_command(machine.program("setpriv", &words))
+    };
+    list(&[]).fails(&["source/private", "permission denied"]);
+    list(&["--ignore", "*.bin"]).fails(&["source/private"]);
+    for options in [["--ignore", "private/*"], ["--allow", "model*"]] {
+        let ran = list(&options);
+        assert!(!ran.err.contains("private"), "{}", ran.err);
+        assert!(ran.succeeds().contains("model"));
+    }
 }
