@@ -40,6 +40,7 @@ pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     );
     report.measure("directories", || directories::measure(lab))?;
     report.measure("a step while saving", || saving::step(lab))?;
+    report.measure("a step beside spinners", || saving::step_beside_spinners(lab))?;
     report.measure("a saver", || saving::rate(lab))?;
     report.measure("until it is saved", || saving::delay(lab))?;
     report.measure("the same content", || saving::same_content(lab))?;

@@ -10,11 +10,11 @@ use crate::data::{self, Noise};
 use crate::interrupt;
 use crate::lab::BenchEnv;
 use crate::report::{Comparison, Figure, Rows};
-use crate::run;
+use crate::run::{self, RunningProgram};
 use crate::samples::{Samples, Side, in_turn};
 use crate::unit::MeasureUnit;
 
-use super::node::{CHECKPOINTS, COMMAND_TIMEOUT, VolumesNode};
+use super::node::{CHECKPOINTS, COMMAND_TIMEOUT, VolumesNode, WritingJob};
 use super::size;
 
 /// The share of its speed that a job's step must keep while its checkpoint is saved.
@@ -55,6 +55,15 @@ pub fn write_checkpoint(unit: &Path, size: u64, seed: u64, is_hinted: bool) -> R
     Ok(())
 }
 
+/// The median seconds of a step of `job`, which hashes the file at `path`.
+fn steps(job: &WritingJob, path: &str) -> Result<f64> {
+    let (mut seconds, begin) = (Samples::default(), Instant::now());
+    while begin.elapsed() < STEPS_TIME {
+        seconds.push(job.run(&["sha256sum", path])?.seconds);
+    }
+    Ok(seconds.median())
+}
+
 /// A step of the job while a checkpoint is saved, beside one while nothing is.
 ///
 /// # Errors
@@ -73,11 +82,7 @@ pub fn step(lab: &BenchEnv) -> Result<Comparison> {
     let sides = in_turn(lab.sizes.runs, |side| {
         let mut seconds = Samples::default();
         if side == Side::Baseline {
-            let begin = Instant::now();
-            while begin.elapsed() < STEPS_TIME {
-                seconds.push(step()?);
-            }
-            return Ok(seconds.median());
+            return steps(&job, path);
         }
         turn += 1;
         let name = format!("step-{turn}");
@@ -97,6 +102,35 @@ pub fn step(lab: &BenchEnv) -> Result<Comparison> {
     })?;
     let name = "a step while a checkpoint is saved";
     Ok(Comparison::new(name, MeasureUnit::Seconds, "nothing is saved", sides).with_wanted(WANTED_STEP_RATIO))
+}
+
+/// How much longer a step takes while each processor has a program of the lowest priority that never waits: what the machine itself
+/// takes for a process that takes nothing from the job. Processors that share a core, a cache or a clock are slower together.
+///
+/// # Errors
+/// The job does not run.
+pub fn step_beside_spinners(lab: &BenchEnv) -> Result<Rows> {
+    let size = 2 * size(lab);
+    let node = VolumesNode::start(lab, size)?;
+    let job = node.job("spin", CHECKPOINTS)?;
+    let input = node.room().join("input");
+    data::file(&input, size / STEP_SHARE)?;
+    let path = input.to_str().context("the path of a directory is no text")?;
+    steps(&job, path)?;
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut times = Samples::default();
+    for _ in 0..lab.sizes.runs {
+        let alone = steps(&job, path)?;
+        let spinners = (0..processors).map(|_| {
+            let mut spinner = run::command("nice");
+            spinner.args(["-n", "19", "sha256sum", "/dev/zero"]);
+            RunningProgram::start(&mut spinner, tempfile::tempfile().context("cannot make a temporary file")?)
+        });
+        let _spinners = spinners.collect::<Result<Vec<_>>>()?;
+        times.push(steps(&job, path)? / alone);
+    }
+    let name = "a step beside programs of the lowest priority on all processors, without bdnfs";
+    Ok(Rows { figures: vec![Figure::new(name, MeasureUnit::Times, times)], ..Rows::default() })
 }
 
 /// The upload of a checkpoint by a saver, beside `mirror add` of the same to an empty mirror.

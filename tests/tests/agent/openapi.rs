@@ -57,11 +57,12 @@ fn health(api: &mut OpenApi, agent: &AgentProcess) {
 fn mounts(api: &mut OpenApi, agent: &AgentProcess, machine: &Machine) {
     let point = machine.directory("mnt");
     let request = json!({
-        "source": source(machine, "source"), "mountpoint": place(&point), "allow": ["*"], "ignore": ["none"],
+        "source": source(machine, "source"), "mountpoint": place(&point.join("../mnt")), "allow": ["*"], "ignore": ["none"],
         "tenant": "alice", "access": {"allow_http": false}, "offline": false, "allow_other": false, "uid": 7, "gid": null,
     });
     let mounted = api.ask(agent, "POST", "/v1/mounts", "", &request.to_string()).json();
     let id = mounted["id"].to_string();
+    assert_eq!(mounted["mountpoint"], place(&point), "as the kernel names it");
     fs::read(point.join("small")).expect("a mounted file");
     api.ask(agent, "GET", "/v1/status", "", "");
     api.fails(agent, ("GET", "/v1/mounts/{id}/stage", &id), "", 404);
@@ -81,6 +82,8 @@ fn mounts(api: &mut OpenApi, agent: &AgentProcess, machine: &Machine) {
     api.fails(agent, ("DELETE", "/v1/mounts/{id}", "99"), "", 404);
     api.fails(agent, ("DELETE", "/v1/mounts/{id}", "99?lazy=perhaps"), "", 400);
     api.fails(agent, ("POST", "/v1/mounts", ""), "{}", 400);
+    let relative = json!({"source": source(machine, "source"), "mountpoint": "mnt"}).to_string();
+    api.fails(agent, ("POST", "/v1/mounts", ""), &relative, 400);
     let nothing = json!({"source": "/no such directory", "mountpoint": place(&point)});
     api.fails(agent, ("POST", "/v1/mounts", ""), &nothing.to_string(), 404);
 }

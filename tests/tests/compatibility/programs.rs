@@ -193,5 +193,7 @@ fn fio_verify_of_mounted_file_succeeds() {
     };
     run(job(&env.bucket()).args(["--rw=write", "--do_verify=0"]));
     let point = env.machine.mount("s3://bucket", "mnt");
-    run(job(&point).args(["--rw=read", "--readonly"]));
+    for engine in ["io_uring", "psync", "mmap"] {
+        run(job(&point).args(["--rw=randread", "--readonly"]).arg(format!("--ioengine={engine}")));
+    }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use bdnfs_tests::MIB;
@@ -52,11 +52,15 @@ fn frozen_server_delays_neither_other_files_nor_unmount() {
     for name in ["frozen", "local"] {
         env.put(name, 2 * MIB);
     }
-    let point = env.machine.mount("s3://bucket", "mnt");
+    let [point, second] = ["mnt", "second"].map(|name| env.machine.mount("s3://bucket", name));
     fs::read(point.join("local")).unwrap();
     env.proxy.set(FROZEN);
-    let mut stuck: Vec<Child> = (0..40).map(|_| cat(&point.join("frozen"))).collect();
+    let points = [&point, &second].into_iter().cycle();
+    let mut stuck: Vec<Child> = points.take(40).map(|at| cat(&at.join("frozen"))).collect();
     sleep(Duration::from_millis(300));
+    let began = Instant::now();
+    env.machine.run(&["umount".as_ref(), "--lazy".as_ref(), second.as_os_str()]).succeeds();
+    assert!(began.elapsed() < Duration::from_secs(5) && !is_mounted(&second));
     let (bucket, local) = (env.bucket(), point.clone());
     with_timeout(Duration::from_secs(10), move || {
         assert_same_file(&bucket.join("local"), &local.join("local"));

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
+use bdnfs::error::Kind;
+use bdnfs::task::blocking;
 use serde::Deserialize;
 
 use super::{Answer, IdPath, JsonBody, Routes};
 use crate::agent::Agent;
-use crate::api::{AgentStatus, MountInfo, MountRequest, StageStatus};
+use crate::api::{AgentStatus, Failure, MountInfo, MountRequest, StageStatus};
+use crate::real_path::real_path;
 
 /// The routes.
 pub fn routes() -> Routes {
@@ -25,8 +28,17 @@ pub fn routes() -> Routes {
 
 async fn mount(
     State(agent): State<Arc<Agent>>,
-    JsonBody(request): JsonBody<MountRequest>,
+    JsonBody(mut request): JsonBody<MountRequest>,
 ) -> Answer<MountInfo> {
+    let named = request.weights.mountpoint.clone();
+    if !named.is_absolute() {
+        let text = format!("mountpoint {}: must be an absolute path", named.display());
+        return Err(Failure::new(Kind::Invalid, text));
+    }
+    // As the kernel will name it: its table of mounts knows no links and no dots.
+    if let Some(real) = blocking(move || Ok(real_path(&named))).await? {
+        request.weights.mountpoint = real;
+    }
     agent.mounts().mount(request).await.map(Json)
 }
 
