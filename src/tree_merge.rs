@@ -86,6 +86,11 @@ pub fn is_changed(base: Option<&MergeEntry>, now: Option<&MergeEntry>) -> bool {
     }
 }
 
+/// Whether something was done to an entry since it was the `base`'s, though it looks as it did: only the time of that tells.
+pub fn is_hidden_change(base: Option<&MergeEntry>, now: &MergeEntry) -> bool {
+    now.is_touched() && base.is_some_and(|base| base.is_same(now))
+}
+
 /// The tree of a snapshot.
 ///
 /// # Errors

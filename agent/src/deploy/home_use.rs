@@ -82,8 +82,12 @@ pub async fn begin<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) 
     loop {
         let use_lock = locked(user, home, CacheHome::try_use_lock).await?;
         let is_in_use = user.volumes().on_disk_of(home, |home| Ok(home.is_in_use())).await?;
-        let awaited = if is_in_use { None } else { prepare(user, home, needs_newest).await? };
-        let Some(unsaved) = awaited else {
+        let awaited = match is_in_use {
+            true if needs_newest => newer_elsewhere(user, home).await?,
+            true => None,
+            false => prepare(user, home, needs_newest).await?,
+        };
+        let Some(awaited) = awaited else {
             let create = move |home: &CacheHome| {
                 let _use_lock = use_lock;
                 home.create()
@@ -93,7 +97,7 @@ pub async fn begin<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) 
         // Those of this node that don't wait may use it meanwhile.
         drop(use_lock);
         if !is_noted {
-            user.note(format!("waits until other nodes have saved {home}: {unsaved}"));
+            user.note(awaited);
             is_noted = true;
         }
         sleep(UNSAVED_POLL_INTERVAL).await;
@@ -122,7 +126,7 @@ async fn prepare<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) ->
         && needs_newest
         && unsaved.is_awaited
     {
-        return Ok(Some(unsaved.message.clone()));
+        return Ok(Some(format!("waits until other nodes have saved {home}: {}", unsaved.message)));
     }
     if !home.is_shared() {
         make_room(user).await;
@@ -166,6 +170,26 @@ async fn prepare<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) ->
         user.warn(format!("other nodes are not told that {home} may have unsaved changes here: {error}"));
     }
     Ok(None)
+}
+
+/// What is to be waited for where a home that others on this node use has not the newest state: they began before another node saved
+/// it, and it can't be updated under them.
+async fn newer_elsewhere<U: HomeUser>(user: &U, home: &CacheHome) -> Result<Option<String>> {
+    let failed = || format!("cannot get the newest state of {home}");
+    let look = async {
+        let Some(mirror) = open_mirror(user, home, false).await? else { return Ok(None) };
+        let own = home.clone();
+        let latest = run_on_blocking_thread(move || async move { mirror.latest(&own.key()).await }).await?;
+        let Some(latest) = latest.content?.filter(|latest| !latest.removed) else { return Ok(None) };
+        let state = user.volumes().on_disk_of(home, CacheHome::sync_state).await?;
+        let is_newest = state.manifest == Some(latest.manifest.to_string());
+        Ok((!is_newest).then(|| {
+            format!(
+                "waits until others on this node no longer use {home}, which another node has saved since"
+            )
+        }))
+    };
+    look.await.map_err(|error: Error| error.context(failed()))
 }
 
 /// Unsaved changes of other nodes. Where there are none, or the home begins without them, those nodes know from now on that it is

@@ -28,6 +28,8 @@ pub(super) const CACHES_DIRECTORY: &str = "caches";
 const USE_LOCK_FILE: &str = "turn.lock";
 /// The file in a home that is locked while it is pulled or saved, and was last written when that last began.
 const SYNC_FILE: &str = "sync.lock";
+/// The file in a home whose last user saves it, whoever that is.
+const OWED_FILE: &str = "owed";
 /// The file in a home on a shared file system that is locked while a node counts what it occupies.
 const USAGE_LOCK_FILE: &str = "usage.lock";
 /// The file in a home on a shared file system that its users hold locked.
@@ -152,6 +154,30 @@ impl CacheHome {
     /// Takes the lock to count what it occupies; `None` while another process has it. Touches its disk.
     pub(super) fn try_usage_lock(&self) -> Result<Option<File>> {
         self.try_lock(USAGE_LOCK_FILE)
+    }
+
+    /// Notes that a user whose changes are to be saved has left it to others that use it. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).
+    pub fn owe_save(&self) -> Result<()> {
+        let owed = File::create(self.path.join(OWED_FILE));
+        owed.map(drop).with_context(|| format!("cannot write to {}", self.path.display()))
+    }
+
+    /// Whether a user whose changes are to be saved has left it to others. Touches the local disk.
+    pub fn owes_save(&self) -> bool {
+        self.path.join(OWED_FILE).exists()
+    }
+
+    /// Notes that it is saved. Touches the local disk.
+    pub(super) fn pay_save(&self) -> Result<()> {
+        match fs::remove_file(self.path.join(OWED_FILE)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("cannot write to {}", self.path.display()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// How long ago it was last pulled or saved, or that began; `None` where it never was. Touches the local disk.

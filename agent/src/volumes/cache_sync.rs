@@ -31,7 +31,7 @@ use bdnfs::mirroring::{
 };
 use bdnfs::source::Patterns;
 use bdnfs::task::blocking;
-use bdnfs::tree_merge::{MergePlan, MergeTree, is_changed, merge, tree_of};
+use bdnfs::tree_merge::{MergePlan, MergeTree, is_changed, is_hidden_change, merge, tree_of};
 use bdnfs::volume::{
     FormerFiles, SealedOrigin, VolumeDirectory, apply_merge, former_files, ignore_lease_signal,
 };
@@ -85,6 +85,8 @@ pub struct SavedCache {
     pub busy: Vec<Vec<u8>>,
     /// How many entries can't be saved: fifos, sockets, devices, other mounts.
     pub skipped: usize,
+    /// Why other nodes were not told, who take it for not saved.
+    pub unreported: Option<Error>,
 }
 
 /// The mode of saving a home that jobs use.
@@ -154,9 +156,12 @@ impl CacheSync {
             let base = base.as_ref().map_or(Ok(MergeTree::new()), tree_of)?;
             let (ours, theirs) =
                 (VolumeDirectory::open(&home.tree())?.walk()?.tree(since), tree_of(&theirs)?);
-            Ok((merge(&base, &ours, &theirs), theirs))
+            let plan = merge(&base, &ours, &theirs);
+            let is_kept = |path: &Vec<u8>| !plan.take.contains(path) && !plan.remove.contains(path);
+            let hides = ours.iter().any(|(path, now)| is_hidden_change(base.get(path), now) && is_kept(path));
+            Ok((plan, theirs, hides.then_some(since)))
         };
-        let (plan, theirs) = self.with_home(read).await?;
+        let (plan, theirs, since) = self.with_home(read).await?;
         let incoming = self.home.incoming();
         if !plan.take.is_empty() {
             download_some(&self.mirror, &id, &incoming, plan.take.clone(), progress).await?;
@@ -169,7 +174,7 @@ impl CacheSync {
             conflicts: conflicts.iter().cloned().collect(),
             ..pulled
         };
-        self.with_home(move |home| home.finish_pull(&plan, &theirs, &id)).await?;
+        self.with_home(move |home| home.finish_pull(&plan, &theirs, &id, since)).await?;
         Ok(pulled)
     }
 
@@ -186,8 +191,9 @@ impl CacheSync {
             match self.publish(pulled, None, config, progress).await {
                 Err(error) if error.kind() == Kind::Busy && attempt < SAVE_ATTEMPT_LIMIT => attempt += 1,
                 saved => {
-                    let saved = saved?;
-                    self.home.report_use(&self.mirror, false).await?;
+                    let mut saved = saved?;
+                    self.with_home(|home| home.pay_save()).await?;
+                    saved.unreported = self.home.report_use(&self.mirror, false).await.err();
                     return Ok(saved);
                 }
             }
@@ -226,8 +232,8 @@ impl CacheSync {
                 Err(error) if error.kind() == Kind::Busy => return Ok(None),
                 Err(error) if error.kind() == Kind::Changed && attempt < SAVE_ATTEMPT_LIMIT => attempt += 1,
                 saved => {
-                    let saved = saved?;
-                    self.home.report_use(&self.mirror, true).await?;
+                    let mut saved = saved?;
+                    saved.unreported = self.home.report_use(&self.mirror, true).await.err();
                     return Ok(Some(saved));
                 }
             }
@@ -246,7 +252,13 @@ impl CacheSync {
             None => None,
         };
         let Some(changed) = self.with_home(move |home| home.changes(former.as_ref(), in_use)).await? else {
-            return Ok(SavedCache { pulled, published: None, busy: Vec::new(), skipped: 0 });
+            return Ok(SavedCache {
+                pulled,
+                published: None,
+                busy: Vec::new(),
+                skipped: 0,
+                unreported: None,
+            });
         };
         let follows = PreviousState::After(pulled.generation);
         let source = MirrorSource::local(self.home.source(), Arc::new(changed.origin), follows);
@@ -258,7 +270,7 @@ impl CacheSync {
         })
         .await?;
         let published = Some(published).filter(|published| published.new);
-        Ok(SavedCache { pulled, published, busy: changed.busy, skipped: changed.skipped })
+        Ok(SavedCache { pulled, published, busy: changed.busy, skipped: changed.skipped, unreported: None })
     }
 
     async fn manifest(&self, id: &Digest) -> Result<Manifest> {
@@ -298,14 +310,21 @@ impl CacheHome {
         DirBuilder::new().mode(0o700).create(&incoming).with_context(failed)
     }
 
-    /// Moves what was pulled to its place, and notes that the home is now what `manifest` says.
-    fn finish_pull(&self, plan: &MergePlan, theirs: &MergeTree, manifest: &Digest) -> Result<()> {
+    /// Moves what was pulled to its place, and notes that the home is now what `manifest` says, but for changes from the time `since`
+    /// on; `None`: from now on.
+    fn finish_pull(
+        &self,
+        plan: &MergePlan,
+        theirs: &MergeTree,
+        manifest: &Digest,
+        since: Option<i64>,
+    ) -> Result<()> {
         let (tree, incoming) = (self.tree(), self.incoming());
         apply_merge(&VolumeDirectory::open(&tree)?, &VolumeDirectory::open(&incoming)?, theirs, plan)?;
         let failed = || format!("cannot remove {}", incoming.display());
         self.move_to_trash(&incoming).with_context(failed)?;
         trash::empty(self.trash().to_owned());
-        let (manifest, since) = (Some(manifest.to_string()), self.time()?);
+        let (manifest, since) = (Some(manifest.to_string()), since.map_or_else(|| self.time(), Ok)?);
         self.write_sync_state(&SyncState { manifest, since, ..self.sync_state()? })
     }
 

@@ -6,7 +6,7 @@ use bdnfs_tests::process::eventually;
 use serde_json::json;
 
 use super::kit::{age_reports, job, manifests, submitted, text};
-use super::saved_caches::{SavingNodes, cached, has_event};
+use super::saved_caches::{SavingNodes, cached, cached_with, has_event};
 
 #[test]
 fn job_with_cache_affinity_fails_where_the_newest_training_cache_cannot_be_fetched() {
@@ -74,6 +74,30 @@ fn job_with_cache_affinity_waits_while_a_job_of_another_node_has_unsaved_changes
         "{}",
         show()
     );
+}
+
+#[test]
+fn job_with_cache_affinity_waits_while_older_jobs_of_its_node_keep_the_cache_from_being_updated() {
+    let nodes = SavingNodes::new();
+    let flag = nodes.one.directory("flag");
+    nodes.run(&nodes.one, "echo first > $BT_PROJECT_CACHE_DIR/file");
+    let agent = nodes.agent(&nodes.one);
+    let wait = format!("touch {0}/runs; while [ ! -e {0}/go ]; do sleep 0.05; done", text(&flag));
+    let anyway = cached_with(&nodes.one, &json!({"require_cache_affinity": false}), &wait);
+    let old = submitted(&nodes.one, &["--project", "p", text(&anyway)]);
+    eventually("it runs", || flag.join("runs").exists());
+    nodes.run_anyway(&nodes.other, "echo second > $BT_PROJECT_CACHE_DIR/file");
+    let read = cached(&nodes.one, "[ $(cat $BT_PROJECT_CACHE_DIR/file) = second ]");
+    let reader = submitted(&nodes.one, &["--project", "p", text(&read)]);
+    eventually("it waits", || {
+        let status = job(&nodes.one, &["show", "--json", &reader]).succeeds();
+        let waits = "waits until others on this node no longer use the cache of the project p";
+        has_event(&serde_json::from_str(&status).unwrap(), waits)
+    });
+    fs::write(flag.join("go"), "").unwrap();
+    job(&nodes.one, &["wait", &old]).succeeds();
+    job(&nodes.one, &["wait", &reader]).succeeds();
+    agent.stop();
 }
 
 #[test]

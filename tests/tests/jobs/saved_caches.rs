@@ -193,6 +193,24 @@ fn training_cache_is_saved_when_the_last_job_of_its_node_ends() {
 }
 
 #[test]
+fn training_cache_is_saved_by_its_last_user_though_that_is_a_later_node_of_its_job() {
+    let nodes = SavingNodes::new();
+    let (machine, flag) = (&nodes.one, nodes.one.directory("flag"));
+    let agent = nodes.agent(machine);
+    let wait = format!("touch {0}/runs; while [ ! -e {0}/go ]; do sleep 0.05; done", text(&flag));
+    let rank = ["--project", "p", "--id", "ranked", "--rank", "1", "--nodes", "2"];
+    let anyway = cached_with(machine, &json!({"require_cache_affinity": false}), &wait);
+    let last = submitted(machine, &[&rank[..], &[text(&anyway)]].concat());
+    eventually("it runs", || flag.join("runs").exists());
+    let first = cached(machine, "echo first > $BT_PROJECT_CACHE_DIR/first");
+    job(machine, &["wait", &submitted(machine, &["--project", "p", text(&first)])]).succeeds();
+    fs::write(flag.join("go"), "").unwrap();
+    job(machine, &["wait", &last]).succeeds();
+    nodes.run(&nodes.other, "cat $BT_PROJECT_CACHE_DIR/first");
+    agent.stop();
+}
+
+#[test]
 fn training_cache_is_saved_while_a_job_runs_and_no_job_waits_for_that() {
     let nodes = SavingNodes::new();
     let (machine, flag) = (&nodes.one, nodes.one.directory("flag"));

@@ -55,6 +55,12 @@ pub fn note_saved(user: &impl HomeUser, home: &CacheHome, saved: &SavedCache, to
         let skipped = text::count(saved.skipped as u64, "entry");
         user.note(format!("{home} is saved without {skipped} other than files, directories and links"));
     }
+    if let Some(error) = &saved.unreported {
+        let name = format!("{}{}", home.scope().option(), home.name().escape_debug());
+        user.warn(format!(
+            "{home} is saved, but other nodes were not told, whose jobs may wait for it: {error}; tell them with `bdnfs project save {name}`"
+        ));
+    }
 }
 
 /// Paths for a note, the first ones.

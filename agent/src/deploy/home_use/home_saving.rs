@@ -93,6 +93,10 @@ async fn save_unused<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
     let (_use_lock, end) = end_use(user, home).await?;
     match end {
         UseEnd::InUse => {
+            if user.is_first() {
+                let own = home.clone();
+                blocking(move || own.owe_save()).await?;
+            }
             user.note(format!("{home} is saved when the other jobs and containers on this node have ended"));
             return Ok(());
         }
@@ -100,8 +104,12 @@ async fn save_unused<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
             user.warn(format!("{home} is not saved: {}", torn_message(home)));
             return Ok(());
         }
-        UseEnd::Ended if !user.is_first() => return Ok(()),
-        UseEnd::Ended => {}
+        UseEnd::Ended => {
+            let own = home.clone();
+            if !user.is_first() && !blocking(move || Ok(own.owes_save())).await? {
+                return Ok(());
+            }
+        }
     }
     let Some(mirror) = open_mirror(user, home, true).await? else { return Ok(()) };
     let lock = locked(user, home, CacheHome::try_sync_lock).await?;
@@ -165,12 +173,11 @@ async fn save_when_due<U: HomeUser>(user: &U, home: &CacheHome, interval: Durati
         Ok(lock) => lock,
         Err(left) => return Ok(left),
     };
-    let (Some(mirror), own) = (open_mirror(user, home, true).await?, home.clone()) else {
-        return Ok(interval);
-    };
+    let own = home.clone();
     if blocking(move || own.sync_state()).await?.is_torn(&boot::id_line()?) {
         return Ok(interval);
     }
+    let Some(mirror) = open_mirror(user, home, true).await? else { return Ok(interval) };
     let (begin, rate) = (Instant::now(), user.volumes().config().upload_rate);
     let sync = CacheSync::new(home.clone(), mirror, Arc::new(lock));
     let saved = run_on_blocking_thread(move || async move {

@@ -193,6 +193,25 @@ async fn cache_homes_changed_on_both_nodes_are_merged_and_conflicts_reported() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn change_that_looks_like_none_outlasts_a_pull_and_is_saved() {
+    let (mirror, one, other) = nodes();
+    one.write("wheel", "first");
+    one.save().await;
+    other.pull().await;
+    let path = other.tree().join("wheel");
+    let modified = path.metadata().and_then(|found| found.modified()).unwrap();
+    other.write("wheel", "other");
+    fs::File::options().write(true).open(&path).and_then(|file| file.set_modified(modified)).unwrap();
+    one.write("more", "more");
+    one.save().await;
+    assert_eq!(other.pull().await.taken, 1);
+    assert!(other.save().await.published.is_some());
+    let new = HomeNode::new(mirror.path());
+    new.pull().await;
+    assert_eq!(new.read("wheel").as_deref(), Some("other"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn cache_home_with_files_being_written_is_saved_without_them() {
     let (_mirror, one, other) = nodes();
     one.write("log", "first");

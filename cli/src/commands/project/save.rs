@@ -89,6 +89,11 @@ pub async fn run(args: ProjectSaveArgs) -> Result<()> {
     if !in_use {
         home.end_use()?;
     }
+    if let Some(error) = &saved.unreported {
+        bail!(
+            "{home} is saved, but other nodes were not told, whose jobs may wait for it: {error}; try again"
+        );
+    }
     let result = SaveResult { seconds: began.elapsed().as_secs_f64(), ..result(&home, &saved) };
     print_value(args.target.json, &result, || summary(&home, &result))
 }
