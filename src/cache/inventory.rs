@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::time::SystemTime;
 
 use crate::blob::Key;
 use crate::digest::Digest;
@@ -122,6 +123,31 @@ pub fn manifests(partition: &Partition) -> Result<Vec<(Digest, Manifest)>> {
         Some((id, Manifest::open(&partition.layout.open_manifest(&id).ok()?).ok()?))
     });
     Ok(known.collect())
+}
+
+/// Forgets the snapshots of which nothing is among the files `found` of the partition, that are not in use, and came before the time
+/// `before`: their manifests go, which no limit counts. Returns how many that are.
+///
+/// # Errors
+/// [`Kind::Disk`](crate::error::Kind::Disk).
+pub fn forget_gone(partition: &Partition, found: &[CachedFile], before: SystemTime) -> Result<u64> {
+    let kept: HashSet<Key> = found.iter().map(|found| found.key).collect();
+    let mut forgotten = 0;
+    for (id, manifest) in manifests(partition)? {
+        let path = partition.layout.manifests().join(id.to_string());
+        // The other times are those of its verification.
+        let is_old = path.metadata().and_then(|stat| stat.created()).is_ok_and(|created| created < before);
+        let is_kept = |blob| manifest.key(blob).map_or(true, |key| kept.contains(&key));
+        if !is_old || (0..manifest.blobs()).any(is_kept) {
+            continue;
+        }
+        let removed = partition.leases.unless_manifest_leased(&id, || std::fs::remove_file(path));
+        if let Some(removed) = removed {
+            removed.map_err(|e| Error::disk("cannot remove a manifest from the cache", e))?;
+            forgotten += 1;
+        }
+    }
+    Ok(forgotten)
 }
 
 /// Removes the blobs that only snapshots have which `choose` selects, and forgets those snapshots unless they

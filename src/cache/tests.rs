@@ -308,8 +308,17 @@ fn pinned_snapshot_after_restart_is_not_evicted() {
         pins::unpin(partition, &id).expect("unpinned") && !pins::unpin(partition, &id).expect("not there")
     );
     used_long_ago(&cache.open_whole(&key(1), 2 * BLOCK).expect("read").expect("here"), 1000);
+    let forget = |before| inventory::forget_gone(partition, &partition.scan(), before).expect("read");
+    let later = SystemTime::now() + Duration::from_secs(60);
+    assert_eq!(forget(later), 0, "it is here");
     fill(&cache, 4, 2 * BLOCK).expect("room was made");
     assert!(!cache.has(&key(1), 2 * BLOCK));
+    // Nothing of it is here any more.
+    assert_eq!(forget(SystemTime::UNIX_EPOCH), 0, "it came lately");
+    let used = cache.leases().lease_manifest(id);
+    assert_eq!(forget(later), 0, "it is in use");
+    drop(used);
+    assert_eq!((forget(later), forget(later)), (1, 0));
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use bdnfs::cache::directory::CacheDirectory;
+use bdnfs::cache::inventory;
 use bdnfs::cache::scrub::{self, ScrubPace};
 use bdnfs::cache::verification_time;
 use bdnfs::engine::Engine;
@@ -173,6 +174,11 @@ fn scrub_due(engine: &Engine, interval: Duration, stats: &ScrubStats, pace: Scru
             pass.damaged.push(damaged);
         }
         let mut due = partition.scan();
+        if let Some(before) = SystemTime::now().checked_sub(interval)
+            && let Err(error) = inventory::forget_gone(&partition, &due, before)
+        {
+            tracing::warn!("cannot forget what the cache has nothing of any more: {error}");
+        }
         due.retain(|found| found.is_due(&period));
         due.sort_by_key(|found| found.verified_at);
         for found in due {
