@@ -16,7 +16,7 @@ mod skip_reason;
 mod walk;
 mod writer_probe;
 
-pub use home_tree::{FormerFile, FormerFiles, QuietTree, apply_merge, former_files};
+pub use home_tree::{FormerFile, FormerFiles, MergeDurability, QuietTree, apply_merge, former_files};
 pub use seal::{EncodedPath, Seal, SealOutcome, SealedUnit, Seals, seal_file_name};
 pub use sealed_origin::SealedOrigin;
 pub use settle::{SEAL_QUIET_PERIOD, SettleTracker, UnitState};

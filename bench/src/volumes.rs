@@ -1,5 +1,6 @@
 //! Volumes: what a job writes, beside the bare disk, and how soon and at which cost it is saved.
 
+mod begin;
 mod directories;
 mod node;
 mod saving;
@@ -20,7 +21,8 @@ use node::{CHECKPOINTS, COMMAND_TIMEOUT, VolumesNode};
 
 const ABOUT: &str = "Jobs of one agent whose cache, volumes and mirror are directories of the same disk. What is written and read \
     in a job's directories is so in its namespace, beside a directory of the disk itself there, by `dd`. A step is `sha256sum` of a \
-    file in memory. From the last close to saved: 1 MiB, so that its upload takes no time.";
+    file in memory. From the last close to saved: 1 MiB, so that its upload takes no time. Begin elsewhere: from the submission of a job to \
+    another agent, which has nothing of the cache, until its command runs.";
 /// Seconds until a checkpoint is mounted on another node, at the most.
 const MAX_RESUME_SECONDS: f64 = 1.0;
 /// Seconds from the end of a job's commands until it has ended, at the most.
@@ -45,6 +47,7 @@ pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     report.measure("until it is saved", || saving::delay(lab))?;
     report.measure("the same content", || saving::same_content(lab))?;
     report.measure("resume elsewhere", || resume(lab))?;
+    report.measure("begin elsewhere", || begin::measure(lab))?;
     report.measure("end of a job", || end(lab))
 }
 

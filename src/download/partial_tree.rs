@@ -17,7 +17,7 @@ use crate::blob::Blob;
 use crate::block::{self, Arrival, BLOCK, Verified};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
-use crate::manifest::{Manifest, Node, Slice};
+use crate::manifest::{Entry, Manifest, Node, Slice};
 
 /// The files of a snapshot on their way into a directory.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl PartialTree {
         directory: &Path,
         paths: Option<&BTreeSet<Vec<u8>>>,
     ) -> Result<Self> {
-        let place = PartialDirectory::create(directory, id)?;
+        let place = PartialDirectory::create(directory, &paths.map_or(*id, |paths| content_of(id, paths)))?;
         let entries = match paths {
             None => (0..manifest.entries()).collect(),
             Some(paths) => entries_at(&manifest, paths)?,
@@ -48,9 +48,11 @@ impl PartialTree {
         for index in tree.entries.clone() {
             match tree.manifest.entry(index)?.node {
                 Node::File(slice) => {
-                    let (path, len) = (tree.path(index)?, slice.len);
-                    let file = open(&path).and_then(|file| file.set_len(len).map(|()| file));
-                    file.map_err(|e| Error::disk(format!("cannot create {}", path.display()), e))?;
+                    if !is_in_one_block(&slice) {
+                        let (path, len) = (tree.path(index)?, slice.len);
+                        let file = open(&path).and_then(|file| file.set_len(len));
+                        file.map_err(|e| Error::disk(format!("cannot create {}", path.display()), e))?;
+                    }
                     tree.files.entry(slice.blob).or_default().push((index, slice));
                 }
                 Node::Directory(_) if index > 0 => {
@@ -89,12 +91,16 @@ impl PartialTree {
         self.parts(number, blob, index).map(|part| part.range.end - part.range.start).sum()
     }
 
-    /// The missing blocks of blob `number`. The files on the disk are looked at only where the blob is one file.
+    /// The missing blocks of blob `number`. The files on the disk are looked at only where the blob is one file of several blocks.
     pub(super) fn missing(&self, number: u32, blob: &Blob) -> Result<Vec<u64>> {
         let all = 0..block::count(blob.size);
         let single = match self.files.get(&number).map(Vec::as_slice) {
             None => return Ok(Vec::new()),
-            Some([(index, slice)]) if slice.offset == 0 && slice.len == blob.size => *index,
+            Some([(index, slice)])
+                if slice.offset == 0 && slice.len == blob.size && !is_in_one_block(slice) =>
+            {
+                *index
+            }
             Some(_) => {
                 return Ok(all.filter(|index| self.parts(number, blob, *index).next().is_some()).collect());
             }
@@ -119,8 +125,11 @@ impl PartialTree {
             let path = self.path(part.entry)?;
             let bytes =
                 &block.bytes()[(part.range.start - start) as usize..(part.range.end - start) as usize];
-            let written =
-                open(&path).and_then(|file| file.write_all_at(bytes, part.range.start - part.offset));
+            let written = if is_in_one_block(&part.slice) {
+                write_whole(&path, bytes, &self.manifest.entry(part.entry)?)
+            } else {
+                open(&path).and_then(|file| file.write_all_at(bytes, part.range.start - part.slice.offset))
+            };
             written.map_err(|e| Error::disk(format!("cannot write {}", path.display()), e))?;
         }
         Ok(())
@@ -132,30 +141,28 @@ impl PartialTree {
         let files = self.files.get(&number).map_or(&[][..], Vec::as_slice);
         files.iter().filter_map(move |(entry, slice)| {
             let range = start.max(slice.offset)..end.min(slice.offset + slice.len);
-            (range.start < range.end).then_some(FilePart { entry: *entry, offset: slice.offset, range })
+            (range.start < range.end).then_some(FilePart { entry: *entry, slice: *slice, range })
         })
     }
 
-    /// Gives all files their times and modes, makes the links, and gives the tree its name. Nothing is synced, as by other commands
-    /// that copy files.
+    /// Gives all files of several blocks and all directories their times and modes, makes the links, and gives the tree its name.
+    /// Nothing is synced, as by other commands that copy files.
     pub(super) fn finish(&self) -> Result<()> {
         // Children come after their directory, whose time they change.
         for &index in self.entries.iter().rev() {
-            let path = self.path(index)?;
             let entry = self.manifest.entry(index)?;
+            if matches!(&entry.node, Node::File(slice) if is_in_one_block(slice)) {
+                continue;
+            }
+            let path = self.path(index)?;
             let failed = |e| Error::disk(format!("cannot finish {}", path.display()), e);
-            let mode = match entry.node {
-                Node::Symlink(target) => {
-                    let _ = fs::remove_file(&path);
-                    symlink(OsStr::from_bytes(target), &path).map_err(failed)?;
-                    continue;
-                }
-                Node::Directory(_) => 0o755,
-                Node::File(_) if entry.executable => 0o755,
-                Node::File(_) => 0o644,
-            };
+            if let Node::Symlink(target) = entry.node {
+                let _ = fs::remove_file(&path);
+                symlink(OsStr::from_bytes(target), &path).map_err(failed)?;
+                continue;
+            }
             let file = File::open(&path).map_err(failed)?;
-            file.set_permissions(Permissions::from_mode(mode)).map_err(failed)?;
+            file.set_permissions(Permissions::from_mode(mode(&entry))).map_err(failed)?;
             // A time that the disk can't have is no reason to fail.
             let _ = time(entry.mtime).map(|time| file.set_modified(time));
         }
@@ -168,6 +175,16 @@ impl PartialTree {
         let root = self.place.path();
         Ok(if below.is_empty() { root.to_owned() } else { root.join(OsStr::from_bytes(&below)) })
     }
+}
+
+/// A digest of the entries at `paths` of the snapshot `id`: what a run with others has left is not theirs.
+fn content_of(id: &Digest, paths: &BTreeSet<Vec<u8>>) -> Digest {
+    let mut content = id.to_string().into_bytes();
+    for path in paths {
+        content.push(0);
+        content.extend_from_slice(path);
+    }
+    Digest::of(&content)
 }
 
 /// The entries at `paths`, and the directories that they lie in; those that are not there are left out.
@@ -189,10 +206,38 @@ fn entries_at(manifest: &Manifest, paths: &BTreeSet<Vec<u8>>) -> Result<Vec<u32>
 /// A part of a file.
 struct FilePart {
     entry: u32,
-    /// The file's offset in its blob.
-    offset: u64,
+    /// The file's place in its blob.
+    slice: Slice,
     /// The part's offset in the blob.
     range: std::ops::Range<u64>,
+}
+
+/// Whether a file has content, and all of it lies in one block: it is created when that arrives, and is finished then.
+fn is_in_one_block(slice: &Slice) -> bool {
+    let touched = block::touched(&(slice.offset..slice.offset + slice.len));
+    slice.len > 0 && touched.end - touched.start == 1
+}
+
+/// The permissions of an entry.
+fn mode(entry: &Entry<'_>) -> u32 {
+    if matches!(entry.node, Node::Directory(_)) || entry.executable { 0o755 } else { 0o644 }
+}
+
+/// Writes a file that is `entry` with its time and mode, opening it once: most of the time of a tree of small files goes there. The
+/// directory that it lies in is the owner's alone until it is whole.
+fn write_whole(path: &Path, bytes: &[u8], entry: &Entry<'_>) -> std::io::Result<()> {
+    let mode = mode(entry);
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(mode).custom_flags(libc::O_NOFOLLOW);
+    let file = options.open(path)?;
+    // The umask takes some of them, and an earlier run may have made it.
+    if file.metadata()?.mode() & 0o7777 != mode {
+        file.set_permissions(Permissions::from_mode(mode))?;
+    }
+    file.write_all_at(bytes, 0)?;
+    // A time that the disk can't have is no reason to fail.
+    let _ = time(entry.mtime).map(|time| file.set_modified(time));
+    Ok(())
 }
 
 /// Opens a file for writing, and never what a link leads to.

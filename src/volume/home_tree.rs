@@ -4,13 +4,13 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, renameat, renameat_with};
 use rustix::io::Errno;
 
 use super::seal::{EncodedPath, Seal, SealedUnit};
@@ -108,6 +108,22 @@ impl Scan {
             || self.directories.values().chain(self.renamed.values()).any(|at| is_at_or_after(at, since))
     }
 
+    /// The paths of the files and links to which nothing was done at `since` or later, in nanoseconds since 1970, but that a
+    /// directory above them may have been renamed.
+    pub fn untouched_since(&self, since: i64) -> BTreeSet<Vec<u8>> {
+        let files = self.files.iter().filter(|(_, file)| file.touched().is_some_and(|at| at < since.into()));
+        let links = self.links.iter().filter(|(_, (_, at))| !is_at_or_after(at, since));
+        files.map(|(path, _)| path).chain(links.map(|(path, _)| path)).cloned().collect()
+    }
+
+    /// Whether nothing was found.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+            && self.directories.is_empty()
+            && self.links.is_empty()
+            && self.skipped.is_empty()
+    }
+
     /// Makes the scanned `directory` durable, and ready to be published after the snapshot of the files `former`, whose tree is
     /// `base`; `tree` is that of the scan. Files that are being written stay as they were there, or are left out where they are
     /// new. While processes write to the directory, `writing_at` is the time of the walk, in nanoseconds since 1970, and what was
@@ -176,8 +192,18 @@ fn is_quiet(
     Ok(is_left && ScannedFile::of(&opened).is_ok_and(|now| now == *found))
 }
 
-/// Makes the changes of `plan` in `directory`; what it takes of the tree `theirs` lies in `incoming`, and is moved from there, once
-/// it is durable. Nothing is reached through a link. It may be interrupted and repeated. Touches the local disk.
+/// When a merge is durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MergeDurability {
+    /// When it returns.
+    Now,
+    /// When the file system is next synced: until then, files that it took may be empty or hold zeros after a power cut.
+    Later,
+}
+
+/// Makes the changes of `plan` in `directory`; what it takes of the tree `theirs` lies in `incoming`, with nothing else but the
+/// directories above it, and is moved from there, once it is durable. Nothing is reached through a link. It may be interrupted and
+/// repeated. Touches the local disk.
 ///
 /// # Errors
 /// [`Kind::Disk`](crate::error::Kind::Disk), [`Kind::NoSpace`](crate::error::Kind::NoSpace).
@@ -186,10 +212,12 @@ pub fn apply_merge(
     incoming: &VolumeDirectory,
     theirs: &MergeTree,
     plan: &MergePlan,
+    durability: MergeDurability,
 ) -> Result<()> {
-    apply_merge_with(directory, incoming, theirs, plan, |directory| {
-        rustix::fs::syncfs(directory.descriptor())
-            .map_err(|e| Error::disk(format!("cannot make {} durable", directory.name(b"")), e.into()))
+    apply_merge_with(directory, incoming, theirs, plan, |directory| match durability {
+        MergeDurability::Now => rustix::fs::syncfs(directory.descriptor())
+            .map_err(|e| Error::disk(format!("cannot make {} durable", directory.name(b"")), e.into())),
+        MergeDurability::Later => Ok(()),
     })
 }
 
@@ -215,24 +243,61 @@ fn apply_merge_with(
     if !plan.take.is_empty() {
         sync(incoming)?;
     }
-    for path in &plan.take {
+    let (mut moved, mut last) = (HashSet::new(), None);
+    for path in plan.take.iter().map(Vec::as_slice) {
+        // It came with its directory.
+        if !moved.is_empty() && directories_above(path).any(|above| moved.contains(above)) {
+            continue;
+        }
         let (above, name) = split(path);
-        let take = |above: &OwnedFd| match theirs.get(path) {
-            Some(MergeEntry::Directory) => make_directory(above, name),
-            _ => {
-                let from = incoming.at(split(path).0, OFlags::DIRECTORY)?;
-                match rustix::fs::renameat(&from, name, above, name) {
-                    Err(Errno::ISDIR) => {
-                        remove(above, name)?;
-                        rustix::fs::renameat(&from, name, above, name)
-                    }
-                    renamed => renamed,
-                }
-            }
+        let parents = match last.take().filter(|parents: &Parents<'_>| parents.path == above) {
+            Some(parents) => parents,
+            None => Parents::open(directory, incoming, above).map_err(|e| fault(path, e))?,
         };
-        directory.at(above, OFlags::DIRECTORY).and_then(|above| take(&above)).map_err(|e| fault(path, e))?;
+        let is_directory = matches!(theirs.get(path), Some(MergeEntry::Directory));
+        if parents.take(name, is_directory).map_err(|e| fault(path, e))? {
+            moved.insert(path);
+        }
+        last = Some(parents);
     }
     sync(directory)
+}
+
+/// The directories that entries are moved between.
+struct Parents<'a> {
+    /// The path of both.
+    path: &'a [u8],
+    from: OwnedFd,
+    to: OwnedFd,
+}
+
+impl<'a> Parents<'a> {
+    fn open(
+        directory: &VolumeDirectory,
+        incoming: &VolumeDirectory,
+        path: &'a [u8],
+    ) -> rustix::io::Result<Self> {
+        let [from, to] = [incoming, directory].map(|tree| tree.at(path, OFlags::DIRECTORY));
+        Ok(Self { path, from: from?, to: to? })
+    }
+
+    /// Moves the entry `name` to its place, and returns whether all that lies in it came with it: a directory that was not there
+    /// brings it, since all of it is taken. One that is there stays.
+    fn take(&self, name: &[u8], is_directory: bool) -> rustix::io::Result<bool> {
+        if is_directory {
+            // NFS, among others, does not know this.
+            let is_moved = renameat_with(&self.from, name, &self.to, name, RenameFlags::NOREPLACE).is_ok();
+            return if is_moved { Ok(true) } else { make_directory(&self.to, name).map(|()| false) };
+        }
+        let renamed = match renameat(&self.from, name, &self.to, name) {
+            Err(Errno::ISDIR) => {
+                remove(&self.to, name)?;
+                renameat(&self.from, name, &self.to, name)
+            }
+            renamed => renamed,
+        };
+        renamed.map(|()| false)
+    }
 }
 
 fn make_directory(above: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {

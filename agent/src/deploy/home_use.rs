@@ -243,7 +243,7 @@ async fn pull<U: HomeUser>(
     }
     loop {
         let own = sync.clone();
-        let pull = move || async move { own.pull(&DownloadProgress::default()).await };
+        let pull = move || async move { own.pull_for_use(&DownloadProgress::default()).await };
         match run_on_blocking_thread(pull).await {
             Err(error) if error.kind() == Kind::NoSpace && evict_one(user).await => {}
             Err(error) => return Err(error),

@@ -8,14 +8,18 @@
 //! Either is done under the home's sync lock ([`CacheHome::try_sync_lock`]), and while no job uses it. A home in use can only be
 //! saved where nothing is to be pulled, with the files that no job writes. The file `sync.json` beside the tree says with which
 //! snapshot it was last the same, and since when what was done to a file counts as a change.
+//!
+//! What is pulled is durable before that says so, with one exception: a user of a home that has nothing yet does not wait for the
+//! disk. What a power cut has left of such a home is pulled again (`home_recovery`).
 
 mod home_claim;
+mod home_recovery;
 mod home_report;
 mod sync_state;
 #[cfg(test)]
 mod tests;
 
-use std::fs::{DirBuilder, File};
+use std::fs::{self, DirBuilder, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,7 +37,8 @@ use bdnfs::source::Patterns;
 use bdnfs::task::blocking;
 use bdnfs::tree_merge::{MergePlan, MergeTree, is_changed, is_hidden_change, merge, tree_of};
 use bdnfs::volume::{
-    FormerFiles, SealedOrigin, VolumeDirectory, apply_merge, former_files, ignore_lease_signal,
+    FormerFiles, MergeDurability, SealedOrigin, VolumeDirectory, apply_merge, former_files,
+    ignore_lease_signal,
 };
 
 use super::cache_home::CacheHome;
@@ -89,6 +94,15 @@ pub struct SavedCache {
     pub unreported: Option<Error>,
 }
 
+/// What a home is pulled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PullPurpose {
+    /// For a user that is about to begin.
+    Use,
+    /// For all else.
+    Save,
+}
+
 /// The mode of saving a home that jobs use.
 #[derive(Clone, Copy, Debug)]
 struct InUse {
@@ -123,14 +137,28 @@ impl CacheSync {
         .await
     }
 
-    /// Pulls what other nodes saved into the home, unless it is there. No job may use the home meanwhile.
+    /// Pulls what other nodes saved into the home, unless it is there; it is durable then. No job may use the home meanwhile.
     ///
     /// # Errors
     /// Those of the mirror; [`Kind::Corrupt`] for content that is not what was saved, [`Kind::Disk`], [`Kind::NoSpace`].
     pub async fn pull(&self, progress: &DownloadProgress) -> Result<PulledCache> {
+        self.pull_for(PullPurpose::Save, progress).await
+    }
+
+    /// Like [`pull`](Self::pull), for a user that is about to begin: a home that has nothing yet is durable only when it is next
+    /// saved, or no longer used. Until then, what a power cut leaves of it is pulled again.
+    ///
+    /// # Errors
+    /// Those of [`pull`](Self::pull).
+    pub async fn pull_for_use(&self, progress: &DownloadProgress) -> Result<PulledCache> {
+        self.pull_for(PullPurpose::Use, progress).await
+    }
+
+    async fn pull_for(&self, purpose: PullPurpose, progress: &DownloadProgress) -> Result<PulledCache> {
         let latest = self.mirror.latest(&self.home.key()).await?;
         let nothing = PulledCache { generation: latest.generation, ..PulledCache::default() };
-        let state = self.with_home(CacheHome::sync_state).await?;
+        let recover = |home: &CacheHome| home.recover().and_then(|()| home.sync_state());
+        let state = self.with_home(recover).await?;
         let Some(found) = latest.content? else { return Ok(nothing) };
         if found.removed {
             if state.manifest.is_none() {
@@ -154,8 +182,12 @@ impl CacheSync {
         let read = move |home: &CacheHome| {
             home.begin_pull()?;
             let base = base.as_ref().map_or(Ok(MergeTree::new()), tree_of)?;
-            let (ours, theirs) =
-                (VolumeDirectory::open(&home.tree())?.walk()?.tree(since), tree_of(&theirs)?);
+            let (scan, theirs) = (VolumeDirectory::open(&home.tree())?.walk()?, tree_of(&theirs)?);
+            let is_new = state.manifest.is_none() && scan.is_empty() && !home.is_shared();
+            if is_new && purpose == PullPurpose::Use {
+                home.begin_undurable()?;
+            }
+            let ours = scan.tree(since);
             let plan = merge(&base, &ours, &theirs);
             let is_kept = |path: &Vec<u8>| !plan.take.contains(path) && !plan.remove.contains(path);
             let hides = ours.iter().any(|(path, now)| is_hidden_change(base.get(path), now) && is_kept(path));
@@ -266,7 +298,8 @@ impl CacheSync {
         let (manifest, since) = (Some(published.latest_ref.manifest.to_string()), changed.since);
         let unsaved_since = Some(since).filter(|_| in_use.is_some() || !changed.busy.is_empty());
         self.with_home(move |home| {
-            home.write_sync_state(&SyncState { manifest, since, unsaved_since, ..home.sync_state()? })
+            let state = SyncState { manifest, since, unsaved_since, begun_in: None, ..home.sync_state()? };
+            home.write_sync_state(&state)
         })
         .await?;
         let published = Some(published).filter(|published| published.new);
@@ -288,12 +321,13 @@ impl CacheHome {
         source_key(&self.source(), &Patterns::default())
     }
 
-    /// Empties the home, which was removed on another node.
+    /// Empties the home.
     fn discard(&self) -> Result<()> {
         let failed = || format!("cannot empty {}", self.path().display());
         self.move_to_trash(&self.tree()).and_then(|()| self.create_tree()).with_context(failed)?;
         let state = self.sync_state()?;
-        self.write_sync_state(&SyncState { manifest: None, since: 0, unsaved_since: None, ..state })?;
+        let empty = SyncState { manifest: None, since: 0, unsaved_since: None, begun_in: None, ..state };
+        self.write_sync_state(&empty)?;
         trash::empty(self.trash().to_owned());
         Ok(())
     }
@@ -320,12 +354,25 @@ impl CacheHome {
         since: Option<i64>,
     ) -> Result<()> {
         let (tree, incoming) = (self.tree(), self.incoming());
-        apply_merge(&VolumeDirectory::open(&tree)?, &VolumeDirectory::open(&incoming)?, theirs, plan)?;
+        let durability = match self.sync_state()? {
+            SyncState { manifest: None, begun_in: Some(_), .. } => MergeDurability::Later,
+            _ => MergeDurability::Now,
+        };
+        let (directory, source) = (VolumeDirectory::open(&tree)?, VolumeDirectory::open(&incoming)?);
+        apply_merge(&directory, &source, theirs, plan, durability)?;
+        // Also what interrupted runs have left of other snapshots.
         let failed = || format!("cannot remove {}", incoming.display());
-        self.move_to_trash(&incoming).with_context(failed)?;
+        for entry in fs::read_dir(self.path()).with_context(failed)? {
+            let entry = entry.with_context(failed)?;
+            if entry.file_name().as_encoded_bytes().starts_with(INCOMING_DIRECTORY.as_bytes()) {
+                self.move_to_trash(&entry.path()).with_context(failed)?;
+            }
+        }
         trash::empty(self.trash().to_owned());
-        let (manifest, since) = (Some(manifest.to_string()), since.map_or_else(|| self.time(), Ok)?);
-        self.write_sync_state(&SyncState { manifest, since, ..self.sync_state()? })
+        let (manifest, state) = (Some(manifest.to_string()), self.sync_state()?);
+        let since = since.map_or_else(|| self.time(), Ok)?;
+        let begun_in = state.begun_in.filter(|_| durability == MergeDurability::Later);
+        self.write_sync_state(&SyncState { manifest, since, begun_in, ..state })
     }
 
     /// Notes that there is nothing to save but what comes at `unsaved_since` or later.

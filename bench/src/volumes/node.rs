@@ -24,10 +24,11 @@ pub const TRAINING_CACHE: &str = "[runtime.cache_config]\nenabled = true\n";
 /// How often the state of a job is asked for.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// An agent, and its mirror. Its jobs end with it.
+/// An agent, and where its mirror is. Its jobs end with it.
 pub struct VolumesNode<'a> {
     lab: &'a BenchEnv,
     agent: BenchAgent,
+    mirror: PathBuf,
     room: TempDir,
 }
 
@@ -53,11 +54,25 @@ impl<'a> VolumesNode<'a> {
     /// The disk is too full, or the agent does not start.
     pub fn start(lab: &'a BenchEnv, bytes: u64) -> Result<Self> {
         let room = lab.room("volumes", bytes)?;
+        let mirror = room.path().join("mirror");
+        Self::start_in(lab, room, mirror)
+    }
+
+    /// Starts another one that has room for `bytes`, with the mirror of this one.
+    ///
+    /// # Errors
+    /// Those of [`start`](Self::start).
+    pub fn start_other(&self, bytes: u64) -> Result<Self> {
+        Self::start_in(self.lab, self.lab.room("volumes", bytes)?, self.mirror.clone())
+    }
+
+    fn start_in(lab: &'a BenchEnv, room: TempDir, mirror: PathBuf) -> Result<Self> {
         let config = format!(
-            "[mirror]\nurl = \"file://{0}/mirror\"\n[volumes]\ndir = \"{0}/volumes\"\n",
+            "[mirror]\nurl = \"file://{}\"\n[volumes]\ndir = \"{}/volumes\"\n",
+            mirror.display(),
             room.path().display()
         );
-        Ok(Self { lab, agent: BenchAgent::start(lab, room.path(), &config)?, room })
+        Ok(Self { lab, agent: BenchAgent::start(lab, room.path(), &config)?, mirror, room })
     }
 
     /// A directory of the disk that is none of a job's.
@@ -65,18 +80,19 @@ impl<'a> VolumesNode<'a> {
         self.room.path()
     }
 
-    fn mirror(&self) -> PathBuf {
-        self.room.path().join("mirror")
+    /// The training cache of the project of its jobs.
+    pub fn project_cache(&self) -> PathBuf {
+        self.room.path().join("volumes/default/caches/project/bench/tree")
     }
 
     /// The mirror as commands name it.
     pub fn mirror_url(&self) -> String {
-        format!("file://{}", self.mirror().display())
+        format!("file://{}", self.mirror.display())
     }
 
     /// The bytes of all files of the mirror, which may change meanwhile.
     pub fn mirror_bytes(&self) -> u64 {
-        let (mut bytes, mut todo) = (0, vec![self.mirror()]);
+        let (mut bytes, mut todo) = (0, vec![self.mirror.clone()]);
         while let Some(directory) = todo.pop() {
             for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
                 match entry.metadata() {

@@ -45,7 +45,7 @@ fn apply_merge_makes_one_directory_like_another_and_follows_no_link() {
     let (ours, incoming) = (open(&ours), open(&incoming));
     let (base, theirs) = (tree(&ours), tree(&incoming));
     let plan = merge(&base, &base, &theirs);
-    apply_merge(&ours, &incoming, &theirs, &plan).expect("applied");
+    apply_merge(&ours, &incoming, &theirs, &plan, MergeDurability::Now).expect("applied");
     assert_eq!(tree(&ours).keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>());
     assert_eq!(fs::read_to_string(home.path().join("ours/to")).expect("a file"), "2");
     // A job may have put a link where a directory was.
@@ -55,7 +55,7 @@ fn apply_merge_makes_one_directory_like_another_and_follows_no_link() {
     fs::write(home.path().join("in/link/escaped"), "3").expect("a file");
     let theirs = tree(&incoming);
     let plan = MergePlan { take: [b"link/escaped".to_vec()].into(), ..MergePlan::default() };
-    apply_merge(&ours, &incoming, &theirs, &plan).expect_err("a link is in the way");
+    apply_merge(&ours, &incoming, &theirs, &plan, MergeDurability::Now).expect_err("a link is in the way");
     assert_eq!(fs::read_dir(&outside).expect("a directory").count(), 0);
 }
 

@@ -5,6 +5,7 @@
 mod admission;
 mod api;
 mod back_pressure;
+mod begun_caches;
 mod cache_affinity;
 mod cache_room;
 mod caches;

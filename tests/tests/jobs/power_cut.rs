@@ -10,10 +10,11 @@ use std::time::Duration;
 use bdnfs_tests::disk::LoopDisk;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::{eventually, kill_and_wait, processes_with_bind};
-use bdnfs_tests::tree::{Rng, regular_files};
+use bdnfs_tests::tree::{Rng, regular_files, write_file};
 
 use super::killed_savers::{Witness, restless_writer};
-use super::kit::{campaign_rounds, events, text};
+use super::kit::{campaign_rounds, events, job, submitted, text};
+use super::saved_caches::cached;
 use super::saving::{Files, SavingMachine, checkpoints, file, mirror, start};
 
 /// How often the power is cut at night.
@@ -131,6 +132,44 @@ fn checkpoints_after_power_cut_are_saved_as_sealed_or_listed_torn() {
         "{reported:?}"
     );
     assert_eq!(fs::read_to_string(volume.join("checkpoints/torn/model")).unwrap(), "changed\n", "kept");
+    saving.verify();
+}
+
+#[test]
+fn training_cache_that_began_just_before_a_power_cut_begins_again_with_what_is_saved() {
+    let Some(mut node) = PowerCutNode::new(1 << 30) else { return };
+    let (writer, mirror) = (Machine::new(), mirror(&node.saving.machine));
+    let model = writer.directory("model");
+    for number in 0..500 {
+        write_file(&model, format!("d{}/{number}", number % 7), 1 + number * 9);
+    }
+    let run = |command: &str| {
+        let file = cached(&writer, command);
+        let (cache, mirror) = (text(writer.cache()), text(&mirror));
+        job(&writer, &["run", "--project", "p", "--cache-dir", cache, "--mirror", mirror, text(&file)])
+            .succeeds()
+    };
+    run(&format!("cp -R {}/. $BT_PROJECT_CACHE_DIR", text(&model)));
+
+    let flag = node.saving.machine.directory("flag");
+    let saving = &node.saving;
+    let command = format!("echo job > $BT_PROJECT_CACHE_DIR/own; touch {}/runs; sleep 1000", text(&flag));
+    let file = cached(&saving.machine, &command);
+    submitted(&saving.machine, &["--project", "p", text(&file)]);
+    eventually("it runs", || flag.join("runs").exists());
+    node.cut();
+    let tree = node.disk.path().join("volumes/default/caches/project/p/tree");
+    let lost = regular_files(&tree).into_iter().filter(|(_, stat)| stat.len() == 0).count();
+    assert!(lost > 400, "the disk had got what a begin does not wait for: {lost}");
+
+    node.boot();
+    let saving = &node.saving;
+    let compare = format!("diff -r -x own {} $BT_PROJECT_CACHE_DIR", text(&model));
+    let number = submitted(&saving.machine, &["--project", "p", text(&cached(&saving.machine, &compare))]);
+    let status = saving.ended(&number);
+    assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
+    saving.machine.run(&["project", "save", "p", "--mirror", text(&mirror)]).succeeds();
+    run(&compare);
     saving.verify();
 }
 

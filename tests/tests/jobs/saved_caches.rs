@@ -77,7 +77,7 @@ pub(super) fn cached_with(machine: &Machine, config: &Value, command: &str) -> P
 }
 
 /// The home of the cache of the project `p`.
-fn tree(machine: &Machine) -> PathBuf {
+pub(super) fn tree(machine: &Machine) -> PathBuf {
     machine.volumes().join("default/caches/project/p/tree")
 }
 

@@ -32,6 +32,10 @@ pub struct SyncState {
     /// Since when there may be changes that are not saved, in nanoseconds since 1970; `None` where there are none.
     #[serde(default)]
     pub unsaved_since: Option<i64>,
+    /// The boot in which it began with a snapshot of which not all may be on the disk; `None` where all is. Without a
+    /// [`manifest`](Self::manifest), not all of that was pulled, and there is nothing else.
+    #[serde(default)]
+    pub begun_in: Option<String>,
 }
 
 impl SyncState {
@@ -78,6 +82,7 @@ impl CacheHome {
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).
     pub fn begin_use(&self, now: Option<String>) -> Result<bool> {
+        self.recover()?;
         let state = self.sync_state()?;
         let is_torn = now.as_deref().is_some_and(|now| state.is_torn(now));
         let boot = if is_torn { state.boot } else { now.or(state.boot) };
@@ -93,13 +98,13 @@ impl CacheHome {
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).
     pub fn end_use(&self) -> Result<()> {
         let state = self.sync_state()?;
-        if state.boot.is_none() {
+        if state.boot.is_none() && state.begun_in.is_none() {
             return Ok(());
         }
         let failed = || format!("cannot make {} durable", self.tree().display());
         let tree = File::open(self.tree()).with_context(failed)?;
         rustix::fs::syncfs(&tree).with_context(failed)?;
-        self.write_sync_state(&SyncState { boot: None, ..state })
+        self.write_sync_state(&SyncState { boot: None, begun_in: None, ..state })
     }
 
     /// The current time by the clock of the home's disk, in nanoseconds since 1970. Earlier changes have an earlier time.

@@ -1,5 +1,7 @@
 //! Homes of two nodes and one mirror.
 
+mod begun_homes;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};

@@ -1,0 +1,48 @@
+//! Homes that begin with a snapshot without waiting for the disk, and what is done where they did not get to the end of that.
+//!
+//! ```text
+//!   begin_undurable ──> files are pulled ──> the snapshot is noted ──> a job runs ──> all of it is durable: noted
+//!                  └──────────┬───────────┘                    └────────┬────────┘
+//!         the agent died: all goes                     the node died: what no job wrote goes
+//! ```
+//!
+//! What goes is in the mirror, and is pulled again. A file of which the power cut has left zeros, or nothing, looks as one that a
+//! job has written; so none of those may stay.
+
+use bdnfs::boot;
+use bdnfs::error::Result;
+use bdnfs::tree_merge::{MergePlan, MergeTree};
+use bdnfs::volume::{MergeDurability, VolumeDirectory, apply_merge};
+
+use super::SyncState;
+use crate::volumes::cache_home::CacheHome;
+
+impl CacheHome {
+    /// Notes, of a home that has nothing, that what it gets is not durable.
+    pub(super) fn begin_undurable(&self) -> Result<()> {
+        let begun_in = Some(boot::id_line()?);
+        self.write_sync_state(&SyncState { begun_in, ..self.sync_state()? })
+    }
+
+    /// Removes what a begin that did not get to its end has left, and what one of another boot has pulled: it may not be what is in
+    /// the mirror. Nobody may use the home. Touches the local disk.
+    pub(super) fn recover(&self) -> Result<()> {
+        let state = self.sync_state()?;
+        let Some(begun_in) = &state.begun_in else { return Ok(()) };
+        if state.manifest.is_none() {
+            return self.discard();
+        }
+        if *begun_in == boot::id_line()? {
+            return Ok(());
+        }
+        let directory = VolumeDirectory::open(&self.tree())?;
+        let remove = directory.walk()?.untouched_since(state.since);
+        tracing::warn!(
+            "{self} was begun without waiting for the disk: {} entries are pulled again",
+            remove.len()
+        );
+        let plan = MergePlan { remove, ..MergePlan::default() };
+        apply_merge(&directory, &directory, &MergeTree::new(), &plan, MergeDurability::Now)?;
+        self.write_sync_state(&SyncState { manifest: None, since: 0, begun_in: None, ..state })
+    }
+}
