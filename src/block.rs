@@ -7,7 +7,8 @@
 //! of two chunks has a chaining value of its own; 1 MiB is 1,024 chunks.)
 //!
 //! Bytes that crossed a wire become a [`Verified`] in one place only, [`Arrival::verify`], and only a `Verified`
-//! can be stored or given to a reader.
+//! can be stored or given to a reader. Where nothing is known beforehand that a block could be held against, a [`FRAGMENT`] of one
+//! may be given to a reader, and is never stored.
 
 use std::ops::Range;
 
@@ -20,6 +21,10 @@ use crate::error::{Error, Kind, Result};
 /// The size of a block, in bytes: large enough that its 32-byte check costs nothing (32 ppm), small enough
 /// that a random reader of a cold file waits for little more than it asked for.
 pub const BLOCK: u64 = 1 << 20;
+
+/// The size of a fragment of a block, in bytes: what is fetched for a reader that jumps about, where no block needs to be whole to be
+/// verified. A shorter one would take as long to come: a request costs more than these bytes.
+pub const FRAGMENT: u64 = BLOCK / 16;
 
 /// How many blocks a blob of `size` bytes has.
 pub fn count(size: u64) -> u64 {

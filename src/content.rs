@@ -4,6 +4,7 @@
 //! whole and durable under its final name. What turns out not to be right is removed, and the content starts anew.
 
 mod completion;
+mod fragments;
 mod ingest;
 mod peer_reads;
 mod prefetch;
@@ -23,8 +24,6 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::FutureExt;
-use futures_util::future::select_ok;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -40,8 +39,9 @@ use crate::fetch::{FetchScope, Ladder};
 use crate::flight::{Delivery, Flight, Flights};
 use crate::task::lost;
 use crate::tier::Urgency;
-use crate::timeout::within;
 
+use fragments::FragmentHistory;
+pub use fragments::RecentFragments;
 use proof::NOT_WHOLE_MESSAGE;
 pub use recent_blocks::RecentBlocks;
 use recent_failure::RecentFailures;
@@ -53,10 +53,6 @@ pub const READ_DEADLINE: Duration = Duration::from_secs(30);
 
 /// How long staging goes on asking while nothing arrives: a store that restarts must not fail a job's deployment.
 const STAGE_STALL_LIMIT: Duration = Duration::from_secs(120);
-
-/// How long a reader waits for other nodes before it also starts a direct fetch (a hedged request), however often they say
-/// that the block is on its way.
-const HEDGE_DELAY: Duration = Duration::from_secs(1);
 
 /// The requester of a block.
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +77,8 @@ pub struct Content {
     flights: Flights,
     /// Direct flights, which other nodes may wait for. A block in both tables does no harm.
     direct_flights: Flights,
+    /// The fragments that were fetched, where some may be.
+    fragment_history: Option<FragmentHistory>,
     recent_failures: RecentFailures,
     committing: AtomicBool,
     /// Why the cache's disk could not make the blob durable.
@@ -104,6 +102,7 @@ impl Content {
             making: Mutex::default(),
             flights: Flights::default(),
             direct_flights: Flights::default(),
+            fragment_history: FragmentHistory::of(&blob),
             recent_failures: RecentFailures::default(),
             committing: AtomicBool::new(false),
             commit_error: Mutex::default(),
@@ -253,11 +252,12 @@ impl Content {
             .ok()
     }
 
-    /// Reads `range` from the nearest tier that has it. `run` more blocks behind the range will be wanted soon.
+    /// Reads `range` from the nearest tier that has it. `run` more blocks behind the range will be wanted soon; `None` of a reader
+    /// that jumps about.
     ///
     /// # Errors
     /// Those of the ladder; [`Kind::Timeout`] after [`READ_DEADLINE`].
-    pub async fn read(self: &Arc<Self>, range: Range<u64>, run: u64) -> Result<Vec<Bytes>> {
+    pub async fn read(self: &Arc<Self>, range: Range<u64>, run: Option<u64>) -> Result<Vec<Bytes>> {
         let late = || {
             let path = String::from_utf8_lossy(&self.blob.path).into_owned();
             let text = match self.ladder().recent_failure(READ_DEADLINE) {
@@ -278,7 +278,7 @@ impl Content {
         self: &Arc<Self>,
         began: Instant,
         range: Range<u64>,
-        run: u64,
+        run: Option<u64>,
     ) -> Result<Vec<Bytes>> {
         if let Some(error) = self.refutation.active_error() {
             return Err(error);
@@ -287,8 +287,11 @@ impl Content {
         if let Some(error) = self.recent_failures.find(&blocks) {
             return Err(error);
         }
+        if let Some(fragments) = self.fragments_to_read(run.is_none(), &range) {
+            return self.read_fragments(fragments, &range).await;
+        }
         // All flights start first, so that they run in parallel.
-        let mut joined = Vec::new();
+        let (mut joined, run) = (Vec::new(), run.unwrap_or(0));
         for index in blocks.clone() {
             joined.push(self.join_or_start(index, blocks.end - index + run, Urgency::Read));
         }
@@ -349,23 +352,6 @@ impl Content {
             if flight.is_none() && self.is_present(index) {
                 return Ok(vec![self.fetch_past_cache(index).await?.slice(part())]);
             }
-        }
-    }
-
-    /// Waits for block `index` of `flight`, and when that takes longer than [`HEDGE_DELAY`], also for that of a direct flight.
-    async fn await_hedged(self: &Arc<Self>, flight: &Flight, index: u64) -> Result<Delivery> {
-        if !self.is_shared() {
-            return flight.block(index).await;
-        }
-        if let Some(delivery) = within(&mut HEDGE_DELAY.clone(), flight.block(index)).await {
-            return delivery;
-        }
-        match self.join_or_start_in(FetchScope::Direct, index, 1, Urgency::Read) {
-            Some(direct) => {
-                let both = [flight, &direct].map(|flight| flight.block(index).boxed());
-                select_ok(both).await.map(|(delivery, _)| delivery)
-            }
-            None => Ok(Delivery::Stored),
         }
     }
 

@@ -24,7 +24,7 @@ use crate::cache::eviction::EvictionPause;
 use crate::cache::layout::Layout;
 use crate::cache::node::NodeCache;
 use crate::cache::{Cache, Limits};
-use crate::content::{RecentBlocks, SharedResources};
+use crate::content::{RecentBlocks, RecentFragments, SharedResources};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::Ladder;
@@ -86,6 +86,7 @@ struct NodeState {
     send_budget: Arc<Budget>,
     hash_permits: Arc<Semaphore>,
     recent_blocks: RecentBlocks,
+    recent_fragments: RecentFragments,
     runtime: Handle,
     metrics: Arc<EngineMetrics>,
     buffers: Arc<BufferPool>,
@@ -166,6 +167,7 @@ impl Engine {
             send_budget: Budget::new(PEER_SEND_BYTES),
             hash_permits: Arc::new(Semaphore::new(permits)),
             recent_blocks: RecentBlocks::default(),
+            recent_fragments: RecentFragments::default(),
             metrics: Arc::default(),
             buffers: Arc::default(),
             runtime,
@@ -227,6 +229,7 @@ impl Engine {
                     metrics: node.metrics.clone(),
                     hash_permits: node.hash_permits.clone(),
                     recent_blocks: node.recent_blocks.of(tenants.len() as u64),
+                    recent_fragments: node.recent_fragments.of(tenants.len() as u64),
                     runtime: node.runtime.clone(),
                 };
                 let new: TenantState = (Arc::new(resources), Arc::default());

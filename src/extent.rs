@@ -31,7 +31,12 @@ impl Extent {
 
     /// The bytes that it covers in a blob of `size` bytes.
     pub fn bytes(self, size: u64) -> std::ops::Range<u64> {
-        self.first * BLOCK..((self.first + self.blocks) * BLOCK).min(size)
+        self.bytes_in(BLOCK, size)
+    }
+
+    /// The bytes that it covers in a blob of `size` bytes if it counts units of `unit` bytes instead of blocks.
+    pub fn bytes_in(self, unit: u64, size: u64) -> std::ops::Range<u64> {
+        self.first * unit..((self.first + self.blocks) * unit).min(size)
     }
 }
 
@@ -96,6 +101,7 @@ mod tests {
     fn extent_at_the_end_is_cut_to_the_blob() {
         let extent = Extent { first: 2, blocks: 4 };
         assert_eq!(extent.bytes(3 * BLOCK + 5), 2 * BLOCK..3 * BLOCK + 5);
+        assert_eq!(extent.bytes_in(10, 35), 20..35);
         assert_eq!(extent.range(), 2..6);
     }
 }

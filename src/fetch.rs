@@ -6,6 +6,7 @@ mod parallelism;
 #[cfg(test)]
 mod tests;
 mod tier_request;
+mod wanted;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use attempt::{FetchAttempt, FetchStep, REQUEST_STALL_TIMEOUT, combine_errors, ma
 use hedge::{HedgedRequest, Target};
 use parallelism::Parallelism;
 use tier_request::FetchContext;
+pub use wanted::Wanted;
 
 /// The first wait before the tiers are asked again, and the longest.
 const ATTEMPT_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
@@ -202,7 +204,7 @@ impl Ladder {
         &self.counters
     }
 
-    /// Fetches the blocks `wanted` of `blob`. Each that arrives is given to `accept`, which verifies it and keeps it;
+    /// Fetches the blocks `wanted` of `blob`, or a fragment of one. Each that arrives is given to `accept`, which verifies it and keeps it;
     /// the next ones arrive meanwhile. `urgency` is asked before each request. Ends when all were accepted, when no tier may
     /// serve the blob, or when nothing has arrived for `stall_limit`.
     ///
@@ -211,7 +213,7 @@ impl Ladder {
     pub async fn fetch<F, A>(
         &self,
         blob: &Blob,
-        wanted: Vec<u64>,
+        wanted: impl Into<Wanted>,
         (scope, urgency): (FetchScope, &(dyn Fn() -> Urgency + Sync)),
         stall_limit: Duration,
         accept: F,
@@ -220,6 +222,7 @@ impl Ladder {
         F: Fn(Arrival) -> A + Send + Sync,
         A: Future<Output = Result<u64>> + Send,
     {
+        let wanted = wanted.into();
         let mut attempt = FetchAttempt::new(blob, &self.counters, (scope, urgency), wanted, stall_limit);
         let mut wrong_bytes = 0;
         let mut backoff = Backoff::new(ATTEMPT_BACKOFF.0, ATTEMPT_BACKOFF.1, (self.seed)());
@@ -349,7 +352,8 @@ impl Ladder {
         let (blob, tier, kind) = (attempt.blob, step.tier, step.tier.kind());
         let context =
             FetchContext { counters: &self.counters, buffers: &self.buffers, received: &self.received };
-        let target = Target { step, blob, urgency: attempt.urgency, stall_timeout: attempt.stall_timeout };
+        let FetchAttempt { unit, urgency, stall_timeout, .. } = *attempt;
+        let target = Target { step, blob, unit, urgency, stall_timeout };
         let waiting = Instant::now();
         let mut request = HedgedRequest::new(&context, &self.parallelism, target, extent).await;
         // While no request was under way nothing could arrive.
@@ -377,7 +381,7 @@ impl Ladder {
             outcome = outcome.and(attempt.accepted(step, Some(accepted)));
         }
         tracing::debug!(?latency, ?flow, whole = outcome.is_ok(), "answered");
-        let bytes = extent.bytes(blob.size);
+        let bytes = extent.bytes_in(unit, blob.size);
         let arrived = (bytes.end - bytes.start) * u64::from(outcome.is_ok());
         if step.peer.is_none() {
             self.pace.lock().observe(latency, arrived, flow);

@@ -70,6 +70,11 @@ pub(crate) fn is_unconditional(version: &[u8]) -> bool {
     web::is_unconditional(version)
 }
 
+/// Whether `version` changes with every byte of a file, and a request for a part of it is conditional on it and answered with that.
+pub(crate) fn has_strong_version(version: &[u8]) -> bool {
+    !is_sequential(version) && (web::has_strong_version(version) || object_storage::is_version(version))
+}
+
 /// Whether the origin of `version` sends files only whole and from their beginning.
 pub(crate) fn is_sequential(version: &[u8]) -> bool {
     version.starts_with(WHOLE_MARK.as_bytes())

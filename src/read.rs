@@ -86,7 +86,7 @@ impl Reader {
         if range.is_empty() {
             return Ok(Vec::new());
         }
-        let run = self.start_read_ahead(&range).div_ceil(BLOCK);
+        let run = self.start_read_ahead(&range).map(|ahead| ahead.div_ceil(BLOCK));
         self.content.read(range, run).await
     }
 
@@ -127,10 +127,15 @@ impl Reader {
         self.content.prefetch_stored(self.slice.offset..self.slice.offset + self.slice.len).await
     }
 
-    /// Starts the read-ahead of a sequential reader, and returns how many bytes of the file that is.
-    fn start_read_ahead(&self, range: &Range<u64>) -> u64 {
+    /// Starts the read-ahead of a sequential reader, and returns how many bytes of the file that is; `None` of a reader that jumps
+    /// about.
+    fn start_read_ahead(&self, range: &Range<u64>) -> Option<u64> {
         let end = self.slice.offset + self.slice.len;
-        let ahead = self.read_ahead.lock().advance(range, self.content.ahead_blocks() * BLOCK);
+        let request = self.content.ahead_blocks() * BLOCK;
+        let (ahead, has_jumped) = {
+            let mut read_ahead = self.read_ahead.lock();
+            (read_ahead.advance(range, request), read_ahead.has_jumped())
+        };
         let here = ahead.start.min(end)..ahead.end.min(end);
         if !here.is_empty() {
             self.content.prefetch(here.clone());
@@ -140,7 +145,7 @@ impl Reader {
         {
             next.clone().start_prefetch(ahead.end - end);
         }
-        here.end - here.start
+        (!has_jumped).then_some(here.end - here.start)
     }
 
     /// The range of the blob with `len` bytes at `offset` of the file.

@@ -11,7 +11,7 @@ use crate::cache::Cache;
 use crate::fetch::FetchScope;
 use crate::metrics::EngineMetrics;
 
-use super::RecentBlocks;
+use super::{RecentBlocks, RecentFragments};
 
 /// The cache, the memory and the limits that every content of a tenant uses.
 #[derive(Debug)]
@@ -34,6 +34,8 @@ pub struct SharedResources {
     pub hash_permits: Arc<Semaphore>,
     /// Blocks that arrived a moment ago.
     pub recent_blocks: RecentBlocks,
+    /// Fragments of blocks that arrived a moment ago.
+    pub recent_fragments: RecentFragments,
     /// The runtime of flights and of their blocking parts.
     pub runtime: Handle,
 }

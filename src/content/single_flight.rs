@@ -6,7 +6,10 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::select_ok;
 use tracing::Instrument;
 
 use crate::block::{self, BLOCK};
@@ -15,8 +18,13 @@ use crate::extent::{Extent, MAX_EXTENT_BLOCKS};
 use crate::fetch::{FetchOutcome, FetchScope};
 use crate::flight::{Delivery, Flight, Flights, JoinOutcome, RaiseOutcome};
 use crate::tier::Urgency;
+use crate::timeout::within;
 
 use super::Content;
+
+/// How long a reader waits for other nodes before it also starts a direct fetch (a hedged request), however often they say
+/// that the block is on its way.
+const HEDGE_DELAY: Duration = Duration::from_secs(1);
 
 impl Content {
     /// Joins the flight that fetches block `index`, or starts one of up to `most` blocks. `None` when the block is present.
@@ -91,6 +99,23 @@ impl Content {
                     }
                 }
             }
+        }
+    }
+
+    /// Waits for block `index` of `flight`, and when that takes longer than [`HEDGE_DELAY`], also for that of a direct flight.
+    pub(super) async fn await_hedged(self: &Arc<Self>, flight: &Flight, index: u64) -> Result<Delivery> {
+        if !self.is_shared() {
+            return flight.block(index).await;
+        }
+        if let Some(delivery) = within(&mut HEDGE_DELAY.clone(), flight.block(index)).await {
+            return delivery;
+        }
+        match self.join_or_start_in(FetchScope::Direct, index, 1, Urgency::Read) {
+            Some(direct) => {
+                let both = [flight, &direct].map(|flight| flight.block(index).boxed());
+                select_ok(both).await.map(|(delivery, _)| delivery)
+            }
+            None => Ok(Delivery::Stored),
         }
     }
 

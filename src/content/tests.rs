@@ -1,6 +1,7 @@
 //! Reading through the whole engine, over a scripted tier.
 
 mod ahead;
+mod fragment_reads;
 mod wrong_bytes;
 
 use std::collections::VecDeque;
@@ -151,13 +152,14 @@ impl ContentFixture {
             blocks_transferred: Default::default(),
             hash_permits: Arc::new(Semaphore::new(4)),
             recent_blocks: RecentBlocks::default(),
+            recent_fragments: RecentFragments::default(),
             runtime: Handle::current(),
         };
         Content::open(blob, Arc::new(resources), Arc::new(ladder))
     }
 
     async fn expect(&self, content: &Arc<Content>, range: Range<u64>) {
-        let pieces = content.read(range.clone(), 0).await.expect("a right answer");
+        let pieces = content.read(range.clone(), Some(0)).await.expect("a right answer");
         assert!(pieces.concat() == self.bytes[range.start as usize..range.end as usize], "{range:?}");
     }
 }
@@ -221,7 +223,7 @@ async fn read_with_lying_tier_gets_right_bytes_from_next_tier() {
 
     let fixture = ContentFixture::new();
     let content = fixture.content(fixture.blob(true), None, &[&liar]);
-    let error = content.read(0..10, 0).await.expect_err("nobody has the right bytes");
+    let error = content.read(0..10, Some(0)).await.expect_err("nobody has the right bytes");
     assert_eq!(error.kind(), Kind::Corrupt);
     assert!(error.to_string().starts_with("model.bin: "), "{error}");
 }
@@ -231,7 +233,7 @@ async fn read_with_changed_origin_asks_twice_and_fails() {
     let fixture = ContentFixture::new();
     let tier = ScriptedTier::new(&fixture.bytes, &[Fault::Fail(Kind::Changed)], true);
     let content = fixture.content(fixture.blob(false), None, &[&tier]);
-    assert_eq!(content.read(0..10, 0).await.expect_err("changed").kind(), Kind::Changed);
+    assert_eq!(content.read(0..10, Some(0)).await.expect_err("changed").kind(), Kind::Changed);
     assert_eq!(tier.requests.load(Relaxed), 2);
 }
 
@@ -266,7 +268,7 @@ async fn read_without_answering_tier_times_out() {
     let tier = ScriptedTier::new(&fixture.bytes, &[Fault::Silence], true);
     let content = fixture.content(fixture.blob(false), None, &[&tier]);
     let began = tokio::time::Instant::now();
-    assert_eq!(content.read(0..10, 0).await.expect_err("silence").kind(), Kind::Timeout);
+    assert_eq!(content.read(0..10, Some(0)).await.expect_err("silence").kind(), Kind::Timeout);
     assert!(began.elapsed() <= READ_DEADLINE + Duration::from_secs(1));
 }
 

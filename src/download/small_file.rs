@@ -41,7 +41,7 @@ pub async fn read_small_file(mirror: &Mirror, manifest: &Manifest, name: &[u8]) 
     };
     let touched = block::touched(&range);
     let ladder = Ladder::new(vec![Arc::new(mirror.clone())], Arc::default(), Arc::default());
-    let wanted = touched.clone().collect();
+    let wanted: Vec<_> = touched.clone().collect();
     ladder.fetch(&blob, wanted, (FetchScope::Direct, &|| Urgency::Read), STALL_TIMEOUT, accept).await?;
     let all: Vec<u8> = blocks.into_inner().into_values().flatten().collect();
     let start = (range.start - touched.start * BLOCK) as usize;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::FetchScope;
+use super::{FetchScope, Wanted};
 use crate::blob::Blob;
 use crate::error::{Error, Kind, Result};
 use crate::extent::Extent;
@@ -28,6 +28,8 @@ pub(super) struct FetchAttempt<'a> {
     /// As it is now: readers join while it is under way.
     pub(super) urgency: &'a (dyn Fn() -> Urgency + Sync),
     pub(super) missing: Vec<u64>,
+    /// The length of each of them, in bytes: that of a block, or of a fragment of one.
+    pub(super) unit: u64,
     /// When a block last arrived.
     pub(super) last_arrival: Instant,
     /// How long after it the attempt fails, unless another arrives.
@@ -64,12 +66,12 @@ pub(super) struct FetchStep<'a> {
 }
 
 impl<'a> FetchAttempt<'a> {
-    /// An attempt to fetch the blocks `missing`, of which none has been asked for.
+    /// An attempt to fetch what is `wanted`, none of which has been asked for.
     pub(super) fn new(
         blob: &'a Blob,
         counters: &'a SnapshotMetrics,
         (scope, urgency): (FetchScope, &'a (dyn Fn() -> Urgency + Sync)),
-        missing: Vec<u64>,
+        wanted: Wanted,
         stall_limit: Duration,
     ) -> Self {
         Self {
@@ -77,7 +79,8 @@ impl<'a> FetchAttempt<'a> {
             counters,
             scope,
             urgency,
-            missing,
+            missing: wanted.indices,
+            unit: wanted.unit,
             last_arrival: Instant::now(),
             stall_limit,
             wrong_bytes: false,

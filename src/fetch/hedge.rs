@@ -35,11 +35,13 @@ pub(super) struct HedgedRequest<'a> {
     second: Option<(TierRequest<'a>, Option<RequestSlot<'a>>)>,
 }
 
-/// The blob, the tier to ask, how urgently, and how long it may stall while another tier is left.
+/// The blob, in which units, the tier to ask, how urgently, and how long it may stall while another tier is left.
 #[derive(Clone, Copy)]
 pub(super) struct Target<'a> {
     pub step: FetchStep<'a>,
     pub blob: &'a crate::blob::Blob,
+    /// The length of what is counted, in bytes.
+    pub unit: u64,
     /// As it is now: readers join while it is under way.
     pub urgency: &'a (dyn Fn() -> Urgency + Sync),
     pub stall_timeout: Duration,
@@ -167,7 +169,7 @@ impl<'a> HedgedRequest<'a> {
         let kind = self.target.step.tier.kind();
         let text = match self.first.0.latency {
             None => format!("the {kind} did not respond within {} s", waited.as_secs()),
-            Some(_) => format!("the {kind} stopped sending within block {}", self.extent().first),
+            Some(_) => format!("the {kind} stopped sending within block {}", self.first.0.block()),
         };
         Error::new(Kind::Timeout, text)
     }
@@ -175,7 +177,7 @@ impl<'a> HedgedRequest<'a> {
 
 impl<'a> Target<'a> {
     fn request(&self, context: &'a FetchContext<'a>, extent: Extent) -> TierRequest<'a> {
-        TierRequest::new(context, self.step.tier, self.blob, extent, (self.urgency)())
+        TierRequest::new(context, self.step.tier, (self.blob, self.unit), extent, (self.urgency)())
     }
 }
 

@@ -136,7 +136,9 @@ async fn fetch(
 ) -> Result<FetchOutcome> {
     let accept = async |arrival: Arrival| Ok(arrival.index);
     let stall_limit = Duration::from_secs(stall_limit);
-    ladder.fetch(blob(), blocks.collect(), (FetchScope::Direct, &|| urgency), stall_limit, accept).await
+    ladder
+        .fetch(blob(), blocks.collect::<Vec<_>>(), (FetchScope::Direct, &|| urgency), stall_limit, accept)
+        .await
 }
 
 #[tokio::test(start_paused = true)]

@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use crate::blob::Blob;
-use crate::block::{self, Arrival};
+use crate::block::{Arrival, BLOCK};
 use crate::buffer::{Buffer, BufferPool};
 use crate::error::{Error, Kind, Result};
 use crate::extent::Extent;
@@ -39,6 +39,8 @@ pub(super) struct TierRequest<'a> {
     state: RequestState<'a>,
     kind: TierKind,
     size: u64,
+    /// The length of what is counted as a block, in bytes: that of one, or of a fragment of one.
+    unit: u64,
     began: Instant,
     /// The blocks that are still to come.
     pub extent: Extent,
@@ -53,20 +55,21 @@ pub(super) struct TierRequest<'a> {
 }
 
 impl<'a> TierRequest<'a> {
-    /// Asks `tier` for the blocks `extent` of `blob`.
+    /// Asks `tier` for `extent` of `blob`, which counts units of `unit` bytes.
     pub fn new(
         context: &'a FetchContext<'a>,
         tier: &'a dyn Tier,
-        blob: &'a Blob,
+        (blob, unit): (&'a Blob, u64),
         extent: Extent,
         urgency: Urgency,
     ) -> Self {
         context.counters.count_request();
         Self {
             context,
-            state: RequestState::Pending(tier.fetch(blob, extent.bytes(blob.size), urgency)),
+            state: RequestState::Pending(tier.fetch(blob, extent.bytes_in(unit, blob.size), urgency)),
             kind: tier.kind(),
             size: blob.size,
+            unit,
             began: Instant::now(),
             extent,
             latency: None,
@@ -79,6 +82,11 @@ impl<'a> TierRequest<'a> {
     /// How long ago it was made.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
+    }
+
+    /// The index of the block that is to come, or that of which a fragment is.
+    pub fn block(&self) -> u64 {
+        self.extent.first * self.unit / BLOCK
     }
 
     /// The next block, unverified; `None` when the tier does not have it. Giving this future up loses nothing.
@@ -107,7 +115,7 @@ impl<'a> TierRequest<'a> {
                         self.rest = Some(piece).filter(|piece| !piece.is_empty());
                     }
                     None => {
-                        let text = format!("the {} broke off within block {}", self.kind, self.extent.first);
+                        let text = format!("the {} broke off within block {}", self.kind, self.block());
                         return Err(Error::new(Kind::Unavailable, text));
                     }
                 },
@@ -118,7 +126,8 @@ impl<'a> TierRequest<'a> {
     /// Cuts the next block off what has arrived, if that is enough.
     fn cut(&mut self) -> Option<Arrival> {
         let mut piece = self.rest.take()?;
-        let want = block::len(self.size, self.extent.first) as usize;
+        let at = self.extent.first * self.unit;
+        let want = self.size.saturating_sub(at).min(self.unit) as usize;
         if self.buffer.is_none() && piece.len() >= want {
             let whole = piece.split_to(want);
             self.rest = (!piece.is_empty()).then_some(piece);

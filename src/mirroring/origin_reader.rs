@@ -26,7 +26,7 @@ pub(super) async fn read(origin: &Ladder, blob: &Blob, extent: Extent) -> Result
     origin
         .fetch(
             blob,
-            extent.range().collect(),
+            extent.range().collect::<Vec<_>>(),
             (FetchScope::Direct, &|| Urgency::Stage),
             ORIGIN_STALL_LIMIT,
             accept,

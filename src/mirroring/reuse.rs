@@ -95,7 +95,7 @@ impl PreviousSnapshot {
             Ok(block.index())
         };
         let wanted: BTreeSet<_> = found.iter().flat_map(|(_, range)| block::touched(range)).collect();
-        let wanted = wanted.into_iter().collect();
+        let wanted: Vec<_> = wanted.into_iter().collect();
         self.mirror
             .fetch(&blob, wanted, (FetchScope::Direct, &|| Urgency::Stage), OLD_PACK_STALL_LIMIT, accept)
             .await?;

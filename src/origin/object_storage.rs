@@ -149,6 +149,11 @@ impl BucketOrigin {
     }
 }
 
+/// Whether `version` is one of an object: a strong ETag or a generation.
+pub(super) fn is_version(version: &[u8]) -> bool {
+    ObjectVersion::decode(version).is_some()
+}
+
 impl Tier for BucketOrigin {
     fn kind(&self) -> TierKind {
         TierKind::Origin

@@ -187,6 +187,11 @@ impl Origin for WebOrigin {
     }
 }
 
+/// Whether `version` is a strong ETag of a web server.
+pub(super) fn has_strong_version(version: &[u8]) -> bool {
+    matches!(Validator::decode(version), Some(Validator::Etag(_)))
+}
+
 /// Whether no request can be conditional on `version`, and so nothing of it is read before it is whole and checked.
 pub(super) fn is_unconditional(version: &[u8]) -> bool {
     matches!(Validator::decode(version), Some(Validator::Sha256(_)))

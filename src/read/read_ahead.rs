@@ -26,6 +26,7 @@ pub struct ReadAhead {
     size: u64,
     /// Up to where was asked for already.
     asked: u64,
+    has_jumped: bool,
 }
 
 impl ReadAhead {
@@ -36,9 +37,12 @@ impl ReadAhead {
         let slack = (length.max(self.length) * REORDER_SLACK_READS).min(MAX_REORDER_SLACK_BYTES);
         self.length = length;
         if self.next == 0 || range.start.abs_diff(self.next) > slack {
-            *self = Self { next: range.end, length, size: 0, asked: range.end };
+            // The first read says nothing of what follows, and at the beginning of a file begin sequences.
+            let has_jumped = self.next > 0 && range.start > 0;
+            *self = Self { next: range.end, length, size: 0, asked: range.end, has_jumped };
             return 0..0;
         }
+        self.has_jumped = false;
         if range.end <= self.next {
             return 0..0;
         }
@@ -54,6 +58,11 @@ impl ReadAhead {
         // Up to where one ends, as nodes of a cluster cut them.
         self.asked = if self.size < request { to } else { to - to % request };
         from..self.asked
+    }
+
+    /// Whether the last read was far from the one before it, and not at the beginning of the file.
+    pub fn has_jumped(&self) -> bool {
+        self.has_jumped
     }
 }
 

@@ -14,7 +14,7 @@ async fn content_with_wrong_sha256_is_discarded() {
     // Waited for from the beginning: afterwards it may be fetched again.
     let (refuted, ()) = tokio::join!(content.became_whole(), async { content.prefetch(0..SIZE) });
     assert_eq!(refuted.expect_err("not it").kind(), Kind::Corrupt);
-    assert_eq!(content.read(0..10, 0).await.expect_err("not it").kind(), Kind::Corrupt);
+    assert_eq!(content.read(0..10, Some(0)).await.expect_err("not it").kind(), Kind::Corrupt);
 }
 
 /// The right SHA-256 of the fixture's first `size` bytes.
@@ -31,7 +31,7 @@ async fn content_of_one_flight_with_flipped_bytes_delivers_none() {
     let blob = Blob { sha256: sha256(&fixture.bytes), size, ..fixture.blob(false) };
     let liar = ScriptedTier::new(&fixture.bytes, &[Fault::Lie], true);
     let content = fixture.content(blob.clone(), None, &[&liar]);
-    assert_eq!(content.read(5..10, 0).await.expect_err("flipped").kind(), Kind::Corrupt);
+    assert_eq!(content.read(5..10, Some(0)).await.expect_err("flipped").kind(), Kind::Corrupt);
     assert!(content.try_read(5..10).is_none() && content.local_bytes() == 0, "nothing of it is kept");
     drop(content);
 
@@ -55,7 +55,7 @@ async fn content_of_one_flight_partly_local_is_proved_with_what_is_here() {
     let read = async |range: Range<u64>| {
         content.await_flights().await;
         content.resources.recent_blocks.forget(&content.blob.key);
-        content.read(range, 0).await
+        content.read(range, Some(0)).await
     };
     read(0..10).await.expect("right");
     read(BLOCK..size).await.expect("right");
@@ -98,7 +98,7 @@ async fn content_refuted_after_it_was_read_is_fetched_again() {
     // Waited for from the beginning: the rest comes after what is read, and once it is refuted it may be fetched again.
     let (refuted, wrong) = tokio::join!(content.became_whole(), async {
         // It does not fit into one flight, so its first bytes leave before it can be proved.
-        let wrong = content.read(0..10, 0).await.expect("bytes").concat();
+        let wrong = content.read(0..10, Some(0)).await.expect("bytes").concat();
         content.prefetch(0..SIZE);
         wrong
     });
@@ -121,7 +121,7 @@ async fn content_without_conditions_is_read_when_it_is_whole_and_proved() {
     let mixed = ScriptedTier::new(&fixture.bytes, &[Fault::BreakAfter(3 * BLOCK), Fault::Lie], false);
     let content = fixture.content(blob.clone(), None, &[&mixed]);
     // A fast origin is asked for all of it at once, so that the mixture is found out before it is stored.
-    if let Err(error) = content.read(5..10, 0).await {
+    if let Err(error) = content.read(5..10, Some(0)).await {
         assert_eq!(error.kind(), Kind::Corrupt, "a mixture");
         assert!(content.try_read(5..10).is_none() && content.local_bytes() == 0, "nothing of it is kept");
         content.await_retry().await;
@@ -134,7 +134,7 @@ async fn content_without_conditions_is_read_when_it_is_whole_and_proved() {
     // Where it can't be kept, it can't be proved.
     let fixture = ContentFixture::new();
     let content = fixture.content(blob, Some(BLOCK), &[&ScriptedTier::new(&fixture.bytes, &[], false)]);
-    assert_eq!(content.read(5..10, 0).await.expect_err("no room").kind(), Kind::NoSpace);
+    assert_eq!(content.read(5..10, Some(0)).await.expect_err("no room").kind(), Kind::NoSpace);
 }
 
 #[tokio::test(flavor = "multi_thread")]

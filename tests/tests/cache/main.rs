@@ -9,6 +9,7 @@ mod hostile_files;
 mod lazy;
 mod offline;
 mod power_loss;
+mod random_pages;
 mod read_ahead;
 mod rotten_manifests;
 mod scrub;

@@ -222,7 +222,7 @@ impl SimContent {
             flight.deliver(arrival.index, Delivery::Bytes(arrival.bytes));
             std::future::ready(Ok(arrival.index))
         };
-        let wanted = flight.extent().range().collect();
+        let wanted: Vec<_> = flight.extent().range().collect();
         let stall_limit = Duration::from_secs(30);
         let outcome =
             self.ladder.fetch(&self.blob, wanted, (scope, &|| Urgency::Stage), stall_limit, accept).await;
