@@ -129,12 +129,13 @@ fn saver_order(run: &JobRun) -> Result<SaveOrder> {
     let (services, job) = (&run.services, &run.job);
     let (request, mirror) = (job.request(), mirror(run)?);
     let (volume, config) = (services.volume_of(job), services.volumes.config());
-    let (job_lock, job_exit) = supervisor::lock_and_exit_files(job.directory());
+    let (job_lock, commands_lock, job_exit) = supervisor::lock_and_exit_files(job.directory());
     Ok(SaveOrder {
         volume: volume.path().to_owned(),
         directory: volume.checkpoints(),
         place: checkpoint_path(request).unwrap_or_default(),
         job_lock: Some(job_lock),
+        commands_lock: Some(commands_lock),
         job_exit,
         project: request.training.project().to_owned(),
         id: request.training.id().to_owned(),

@@ -52,6 +52,7 @@ pub async fn save(order: SaveOrder) -> Result<()> {
         written: None,
         settling: SettleTracker::default(),
         begin: Instant::now(),
+        is_ending: false,
         ended: None,
         end_request: None,
         refused: BTreeMap::new(),
@@ -84,6 +85,8 @@ pub struct Saver {
     pub(super) written: Option<(SaverRecord, Instant)>,
     pub(super) settling: SettleTracker,
     begin: Instant,
+    /// Whether the job is being ended, or has ended: nothing is sealed before it has.
+    is_ending: bool,
     /// When the job was found to have ended, and how.
     pub(super) ended: Option<(Instant, JobEnd)>,
     /// The requested end before all is saved.
@@ -225,9 +228,12 @@ impl Saver {
         let scan = blocking(move || {
             // Checked before the scan: a scan after the end finds everything.
             let ended = if has_ended { None } else { context.order.job_end() };
-            Ok((ended, requested_end(&context.order.volume), DirectoryScan::read(&context.directory)))
+            let is_ending = has_ended || context.order.is_ending();
+            let end_request = requested_end(&context.order.volume);
+            Ok((ended, is_ending, end_request, DirectoryScan::read(&context.directory)))
         });
-        let (ended, end_request, found) = scan.await?;
+        let (ended, is_ending, end_request, found) = scan.await?;
+        self.is_ending = is_ending;
         self.ended = self.ended.or(ended.map(|end| (Instant::now(), end)));
         if self.ended.is_some() && self.record.ended.is_none() {
             self.record.ended = Some(Utc::now());
@@ -316,7 +322,8 @@ impl Saver {
                 let UnitState { fingerprint, written, .. } = state;
                 let seal = seal.clone();
                 let unit = SettledUnit { seal, fingerprint, complete, written, partial, without_leases };
-                let is_ready = is_saved || is_sealed || self.seal(&unit).await;
+                let may_seal = ended || !self.is_ending;
+                let is_ready = is_saved || is_sealed || (may_seal && self.seal(&unit).await);
                 newest = if is_ready && is_next { Some(unit) } else { newest };
             }
         }

@@ -118,23 +118,23 @@ impl SaveContext {
         CheckpointId::new(&self.order.project, &self.order.id, unit, self.order.rank)
     }
 
-    /// Seals a unit: makes it durable and records it. Where the job `runs`, only if it still does afterwards: the end of a writer
-    /// that is killed looks like any other. Returns `None` when it is sealed, else why it is not.
+    /// Seals a unit: makes it durable and records it. Where the job `runs`, only if nobody has begun to end it by then: a writer that is
+    /// killed closes its files like any other. Returns `None` when it is sealed, else why it is not.
     ///
     /// # Errors
     /// [`Kind::Disk`], [`Kind::NoSpace`].
     pub async fn seal(self: Arc<Self>, unit: SettledUnit, runs: bool) -> Result<Option<UploadOutcome>> {
-        blocking(move || Ok(self.seal_now(&unit, || runs && self.order.job_end().is_some())?.err())).await
+        blocking(move || Ok(self.seal_now(&unit, || runs && self.order.is_ending())?.err())).await
     }
 
-    /// Seals a unit, unless the job `has_ended`. What comes back holds its files open.
+    /// Seals a unit, unless its job `is_ending`. What comes back holds its files open.
     fn seal_now(
         &self,
         unit: &SettledUnit,
-        has_ended: impl FnOnce() -> bool,
+        is_ending: impl FnOnce() -> bool,
     ) -> Result<std::result::Result<Arc<SealedUnit>, UploadOutcome>> {
         let sealed = match unit.seal.clone().apply(&self.directory, unit.without_leases)? {
-            SealOutcome::Sealed(_) if has_ended() => return Ok(Err(UploadOutcome::Busy)),
+            SealOutcome::Sealed(_) if is_ending() => return Ok(Err(UploadOutcome::Busy)),
             SealOutcome::Sealed(sealed) => sealed,
             SealOutcome::Busy => return Ok(Err(UploadOutcome::Busy)),
             SealOutcome::WritersUnknown => return Ok(Err(UploadOutcome::WritersUnknown)),

@@ -93,6 +93,36 @@ fn checkpoint_being_written_when_the_job_is_stopped_is_torn_unless_that_ends_in_
 }
 
 #[test]
+fn checkpoint_that_a_killed_process_closes_while_its_job_winds_down_is_torn() {
+    let saving = SavingMachine::new();
+    let flags = saving.machine.directory("flags");
+    let (begin, more) = (
+        "cd $BT_CHECKPOINT_DIR && mkdir a b && echo a > a/model && touch a/.metadata",
+        "echo more; sleep 0.1",
+    );
+    // Each has time for a seal of what its writer has closed: the first a shell that ends later, the second a process that is left.
+    let stopped = format!(
+        "trap 'sleep 6; exit 1' TERM; {begin}
+        sh -c 'exec > b/model; while :; do {more}; done' & wait; wait"
+    );
+    let killed = format!(
+        "{begin}; (trap '' TERM; exec sleep 100) & exec > b/model; while [ ! -e {}/go ]; do {more}; done; kill -KILL $$",
+        text(&flags)
+    );
+    for (id, command) in [("stopped", stopped), ("killed", killed)] {
+        let number = saving.submit(id, &command);
+        saving.await_event(&number, "saved a ");
+        match id {
+            "stopped" => drop(job(&saving.machine, &["stop", &number]).succeeds()),
+            _ => fs::write(flags.join("go"), "").unwrap(),
+        }
+        let status = saving.ended(&number);
+        assert!(checkpoints(&status).iter().any(|one| one.0 == "b" && one.1 == "torn"), "{status}");
+        assert_eq!(saving.files(&format!("bt://p@{id}/b")), None, "{status}");
+    }
+}
+
+#[test]
 fn mirror_that_is_refused_for_now_is_no_fault_of_the_checkpoint() {
     let saving = SavingMachine::new();
     let flags = saving.machine.directory("flags");
