@@ -37,6 +37,11 @@ impl Saver {
                 self.record_saved(unit, &saved);
                 self.report_pruned(removed);
             }
+            Ok(UploadOutcome::WholeSaved(whole, saved)) => {
+                self.record_saved(&whole, &saved);
+                self.sealed.insert(whole.name().to_owned(), whole.sealed_state());
+                self.remainders.insert(unit.name().to_owned(), unit.fingerprint);
+            }
             Ok(UploadOutcome::Refused(error)) => self.refuse(unit, &error),
             Ok(outcome) => {
                 let unknown = matches!(outcome, UploadOutcome::WritersUnknown);

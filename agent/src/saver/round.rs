@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bdnfs::backoff::Backoff;
-use bdnfs::checkpoint::marker::{is_tracker, tracked};
 use bdnfs::digest::Digest;
 use bdnfs::error::{Kind, Result};
 use bdnfs::mirroring::MirrorProgress;
 use bdnfs::task::{blocking, lost};
-use bdnfs::volume::{FileTime, Scan, Seal, Seals, SettleTracker, SkippedEntries, UnitState, VolumeDirectory};
+use bdnfs::volume::{Seal, Seals, SettleTracker, UnitState, VolumeDirectory};
 use chrono::Utc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::directory_scan::DirectoryScan;
 use super::order::{JobEnd, SaveOrder};
 use super::record::{self, SaverEnd, SaverRecord, SealedState, requested_end};
 use super::save_context::{IntactUnit, SaveContext, SettledUnit, UploadOutcome};
@@ -29,8 +29,6 @@ const SCAN_PAUSE_FACTOR: u32 = 5;
 const MAX_SCAN_PAUSE: Duration = Duration::from_secs(10);
 /// How long each saver tries at least before it gives up.
 const MIN_GIVE_UP_TIME: Duration = Duration::from_secs(60);
-/// The most that a tracker holds, in bytes.
-const MAX_TRACKER_BYTES: u64 = 4096;
 
 /// Saves until the job has ended and nothing is left to be saved.
 ///
@@ -133,30 +131,6 @@ impl SaveTask {
     }
 }
 
-/// The result of a scan of the directory.
-struct DirectoryScan {
-    seals: Seals,
-    /// The units that trackers name, and when each of those was written.
-    tracked: Vec<(String, FileTime)>,
-    skipped: SkippedEntries,
-}
-
-impl DirectoryScan {
-    /// Scans the directory. Touches the local disk.
-    fn read(directory: &VolumeDirectory) -> Result<Self> {
-        let scan = directory.walk()?;
-        let trackers = scan.files.iter().filter(|(path, _)| is_tracker(path));
-        let named = trackers.flat_map(|(path, file)| {
-            let content = directory.read_small(path, MAX_TRACKER_BYTES).ok().flatten().unwrap_or_default();
-            let names = tracked(path, &String::from_utf8_lossy(&content));
-            names.into_iter().map(|name| (name, file.mtime))
-        });
-        let tracked = named.collect();
-        let (seals, skipped) = Scan::into_seals(scan)?;
-        Ok(Self { seals, tracked, skipped })
-    }
-}
-
 impl Saver {
     async fn run(mut self) -> Result<()> {
         let (mut upload, mut ahead): (Option<SaveTask>, Option<AheadTask>) = (None, None);
@@ -211,6 +185,8 @@ impl Saver {
             };
             if let Some((outcome, upload)) = outcome.and_then(|outcome| Some((outcome, upload.take()?))) {
                 self.finish(&upload.unit, outcome);
+                // Not after the next seals: who goes on without it takes what is saved for unsaved.
+                self.write().await;
             }
         }
         self.end().await
@@ -321,7 +297,9 @@ impl Saver {
                 let without_leases = state.is_without_leases();
                 let UnitState { fingerprint, written, .. } = state;
                 let seal = seal.clone();
-                let unit = SettledUnit { seal, fingerprint, complete, written, partial, without_leases };
+                let whole = None;
+                let unit =
+                    SettledUnit { seal, fingerprint, complete, written, partial, whole, without_leases };
                 let may_seal = ended || !self.is_ending;
                 let is_ready = is_saved || is_sealed || (may_seal && self.seal(&unit).await);
                 newest = if is_ready && is_next { Some(unit) } else { newest };
