@@ -287,7 +287,7 @@ impl SaveContext {
         // Its disk may have gone meanwhile.
         self.mirror().await?;
         let removed = match self.order.keep.filter(|_| saved.complete) {
-            Some(keep) => mirror.prune_checkpoints(&self.order.project, keep.get() as usize).await,
+            Some(keep) => mirror.prune_checkpoints(&saved.id, keep.get() as usize).await,
             None => Ok(Vec::new()),
         };
         Ok(UploadOutcome::Saved(Box::new(saved), removed))
