@@ -155,8 +155,8 @@ impl Mirror {
         let (groups, _) = self.checkpoint_groups(Some(entered.project()), None).await?;
         let mut removed = Vec::new();
         for saved in superseded(&groups, keep, entered).flat_map(CheckpointGroup::ranks) {
-            // Another rank may have been faster.
-            if self.remove_checkpoint(&saved.id).await? {
+            // Another saver may have removed it, or its job have saved it again, so that it is the newest.
+            if self.remove_unchanged(saved).await? {
                 removed.push(saved.id.clone());
             }
         }
