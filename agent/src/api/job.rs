@@ -231,7 +231,7 @@ pub struct JobStatus {
     /// The exit code of `bdnfs job run`, once the job has ended: see [`exit_code`](Self::exit_code).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<u8>,
-    /// Why it failed.
+    /// Why it failed; of one that was stopped, why not all of its checkpoints are saved.
     pub why: Option<Failure>,
     /// The tenant that it belongs to.
     pub tenant: Option<String>,

@@ -323,7 +323,12 @@ impl Job {
 
     /// Whether a stop of the job was requested.
     pub fn is_stop_requested(&self) -> bool {
-        *self.stop.borrow() > StopRequest::None
+        self.stop_request() > StopRequest::None
+    }
+
+    /// How the job was last asked to stop.
+    pub fn stop_request(&self) -> StopRequest {
+        *self.stop.borrow()
     }
 
     /// Waits until it has more than `seen` events, or has ended.

@@ -7,7 +7,8 @@ use bdnfs_tests::process::{eventually, kill_and_wait};
 use serde_json::Value;
 
 use super::kit::{events, job, text};
-use super::saving::{Files, SavingMachine, checkpoints, file, mirror, saved};
+use super::saving::{Files, SavingMachine, checkpoints, file, mirror, saved, start_with};
+use bdnfs_tests::machine::Machine;
 
 /// A command that waits until there is a file `name` in the directory `flags`.
 fn wait_for(flags: &Path, name: &str) -> String {
@@ -119,6 +120,29 @@ fn checkpoint_that_a_killed_process_closes_while_its_job_winds_down_is_torn() {
         let status = saving.ended(&number);
         assert!(checkpoints(&status).iter().any(|one| one.0 == "b" && one.1 == "torn"), "{status}");
         assert_eq!(saving.files(&format!("bt://p@{id}/b")), None, "{status}");
+    }
+}
+
+#[test]
+fn stopped_job_whose_mirror_stays_away_names_the_directory() {
+    let machine = Machine::new();
+    let saving = SavingMachine { agent: start_with(&machine, "[volumes]\ngive_up = \"1s\""), machine };
+    saving.take_mirror_away();
+    for (code, state) in [(0, "TRAINING_JOB_FAILED"), (1, "TRAINING_JOB_STOPPED")] {
+        let id = format!("away{code}");
+        let command = format!(
+            "trap 'exit {code}' TERM; cd $BT_CHECKPOINT_DIR && mkdir a && echo a > a/model && touch a/.metadata
+            while :; do sleep 0.1; done"
+        );
+        let number = saving.submit(&id, &command);
+        await_sealed(&saving, &number, "a", true);
+        job(&saving.machine, &["stop", &number]).succeeds();
+        let status = saving.ended(&number);
+        assert_eq!((&status["state"], &status["exit"]["code"]), (&state.into(), &code.into()), "{status}");
+        assert_eq!(status["exit_code"], if code == 0 { 125 } else { 1 }, "{status}");
+        let directory = saving.volume(&id).join("checkpoints");
+        let why = status["why"]["message"].as_str().unwrap();
+        assert!(why.ends_with(&format!("they are kept in {}", text(&directory))), "{why}");
     }
 }
 

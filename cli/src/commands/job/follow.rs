@@ -138,7 +138,8 @@ pub fn check_exit(job: &JobStatus) -> Result<()> {
 pub fn check_completed(job: &JobStatus) -> Result<()> {
     match (job.state, &job.why) {
         (JobState::Completed, _) => Ok(()),
-        (JobState::Stopped, _) => anyhow::bail!("job {} was stopped", job.id),
+        (JobState::Stopped, Some(why)) => anyhow::bail!("job {} was stopped: {why}", job.id),
+        (JobState::Stopped, None) => anyhow::bail!("job {} was stopped", job.id),
         (_, Some(why)) => anyhow::bail!("job {} failed: {why}", job.id),
         (state, None) => anyhow::bail!("job {} is {state}", job.id),
     }
