@@ -64,7 +64,7 @@ impl JobSaver {
 /// Keeps the saver of a job alive until it has finished, and its report in the job's status.
 async fn watch_saver(run: JobRun) -> SaveReport {
     let (services, job) = (&run.services, &run.job);
-    if let Some(report) = job.status().saving.filter(|report| report.finished && job.has_exited()) {
+    if let Some(report) = job.status_with(0).saving.filter(|report| report.finished && job.has_exited()) {
         return report;
     }
     let volume = services.volume_of(job).path().to_owned();
@@ -104,7 +104,7 @@ async fn watch_saver(run: JobRun) -> SaveReport {
         }
         let (give_up, checkpoints) =
             (services.volumes.config().give_up, services.volume_of(job).checkpoints());
-        if let Some(last) = restarts.final_report(job.status().exited, give_up, &report, checkpoints) {
+        if let Some(last) = restarts.final_report(job.status_with(0).exited, give_up, &report, checkpoints) {
             return last;
         }
         let own = run.clone();

@@ -8,12 +8,13 @@ use bdnfs::task::blocking;
 
 use super::cache_updates;
 use super::deployment::{self, RunningCommands};
-use super::job::{Job, StopRequest, now, stopped};
+use super::job::{Job, now, stopped};
 use super::job_audit::JobAudit;
 use super::job_run::JobRun;
 use super::job_saver::{self, JobSaver};
 use super::job_space;
 use super::process::SupervisorProcess;
+use super::stop_request::StopRequest;
 use super::supervisor::{self, SupervisorInfo};
 use super::volume_limits;
 use crate::api::job::{JobExit, JobState, JobStatus};
@@ -254,7 +255,7 @@ impl JobRun {
     async fn retire_volume(&self) {
         let (job, volume) = (Arc::clone(&self.job), self.services.volume_of(&self.job));
         job.drop_volume_claim();
-        let is_saved = job.status().saving.is_some_and(|saving| !saving.has_unsaved());
+        let is_saved = job.status_with(0).saving.is_some_and(|saving| !saving.has_unsaved());
         let run = self.clone();
         let retired = blocking(move || {
             let mirror = if is_saved && job.has_volume() { job_saver::mirror(&run).ok() } else { None };

@@ -60,6 +60,7 @@ pub async fn save(order: SaveOrder) -> Result<()> {
         retry: BTreeMap::new(),
         changes: BTreeMap::new(),
         unsealed: BTreeMap::new(),
+        hourly_notes: (Instant::now(), 0),
         survivors: Vec::new(),
         ahead_files: AheadFiles::default(),
         scan_duration: Duration::ZERO,
@@ -104,6 +105,8 @@ pub struct Saver {
     pub(super) changes: BTreeMap<String, u32>,
     /// Since when units are being written that were not sealed since, and whether that was reported.
     pub(super) unsealed: BTreeMap<String, (Instant, bool)>,
+    /// How many events there were in the hour that began then of those that a job can cause at any rate.
+    pub(super) hourly_notes: (Instant, u32),
     /// What was sealed of units that are torn.
     pub(super) survivors: Vec<SettledUnit>,
     ahead_files: AheadFiles,

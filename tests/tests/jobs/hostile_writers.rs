@@ -89,6 +89,20 @@ fn rotation_faster_than_the_upload_saves_the_newest_and_reports_what_it_skipped(
 }
 
 #[test]
+fn job_that_deletes_many_checkpoints_before_they_are_saved_has_few_events() {
+    let saving = SavingMachine::new();
+    // Each hundred is there for a scan, and not long enough for a seal.
+    let script = "cd $BT_CHECKPOINT_DIR && for round in 1 2 3; do
+        for n in $(seq ${round}00 ${round}99); do mkdir $n && echo x > $n/model; done; sleep 1.7; rm -r *; done";
+    let number = saving.submit("churn", script);
+    let status = saving.ended(&number);
+    let told = events(&status);
+    let deleted = told.iter().filter(|event| event.contains(" was deleted by the job before it was saved"));
+    assert_eq!(deleted.count(), 100, "{told:?}");
+    assert!(told.iter().any(|event| event.ends_with("; more events of that kind are left out for an hour")));
+}
+
+#[test]
 fn checkpoint_deleted_file_by_file_stays_saved_as_it_was() {
     let saving = SavingMachine::new();
     let flag = saving.machine.directory("flag");
