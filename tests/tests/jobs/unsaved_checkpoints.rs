@@ -124,6 +124,20 @@ fn checkpoint_that_a_killed_process_closes_while_its_job_winds_down_is_torn() {
 }
 
 #[test]
+fn checkpoint_of_a_worker_that_was_killed_below_its_launcher_is_saved_and_not_the_latest() {
+    let saving = SavingMachine::new();
+    // As torchrun, which ends with 1 whatever has killed its worker.
+    let command = "cd $BT_CHECKPOINT_DIR && mkdir a b && echo a > a/model && touch a/.metadata && sleep 4
+        sh -c 'echo half > b/model; kill -KILL $$'; exit 1";
+    let number = saving.submit("launcher", command);
+    let status = saving.ended(&number);
+    assert_eq!(checkpoints(&status), [saved("a", true, 1), saved("b", false, 1)], "{status}");
+    let url = format!("file://{}", mirror(&saving.machine).display());
+    let latest = saving.machine.run(&["checkpoint", "show", "bt://p", "--mirror", &url]).succeeds();
+    assert!(latest.contains("bt://p@launcher/a"), "{latest}");
+}
+
+#[test]
 fn stopped_job_whose_mirror_stays_away_names_the_directory() {
     let machine = Machine::new();
     let saving = SavingMachine { agent: start_with(&machine, "[volumes]\ngive_up = \"1s\""), machine };
