@@ -150,8 +150,8 @@ pub struct SavedCheckpoint {
     pub files: u64,
     /// Total size of the files, in bytes.
     pub bytes: u64,
-    /// When a file of it was last changed, by the clock of the node that wrote it. Orders the checkpoints of a project: they
-    /// need not be saved in the order in which they are written.
+    /// When a file of it was last changed, by the clock of the node that wrote it, and no later than it was saved. Orders the checkpoints
+    /// of a project: they need not be saved in the order in which they are written.
     pub written: DateTime<Utc>,
     /// When this generation was in the mirror.
     pub saved: DateTime<Utc>,

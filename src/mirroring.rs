@@ -172,6 +172,23 @@ pub async fn mirror_ahead(
     outcome
 }
 
+/// The ref of `source`, if `mirror`, which is there, has all of it as its origin lists it now. Nothing of it is read.
+///
+/// # Errors
+/// Those of listing the origin and of the store.
+pub async fn find_mirrored(
+    mirror: &Mirror,
+    source: &MirrorSource,
+    config: MirrorConfig,
+) -> Result<Option<Ref>> {
+    let (lease, progress) = (mirror.add_lease().await?, MirrorProgress::default());
+    let run = MirrorRun { mirror, source, config, progress: &progress, lease: &lease };
+    let find = async { run.find_unchanged(&run.list().await?, &mut Repairs::default()).await };
+    let found = find.await;
+    lease.release().await;
+    found
+}
+
 /// A mirroring run under way.
 struct MirrorRun<'a> {
     mirror: &'a Mirror,

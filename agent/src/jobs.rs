@@ -12,6 +12,7 @@
 
 mod cache_updates;
 mod deployment;
+mod event_file;
 mod job;
 mod job_audit;
 mod job_caches;
@@ -26,6 +27,7 @@ mod process;
 mod queue;
 mod record;
 mod run;
+mod stop_request;
 pub mod supervisor;
 mod validation;
 mod volume_limits;

@@ -10,6 +10,7 @@
 //! and ends when the job has and all that settled is saved. Its record is in the volume of the job ([`SaverRecord`]): one
 //! that is killed is started again and resumes there. It works with a low priority, on the processors and on the disk.
 
+mod directory_scan;
 mod order;
 mod outcomes;
 mod process;

@@ -60,14 +60,17 @@ impl SavedCheckpoint {
     }
 
     /// This state as the next generation of what the entry `before` says, or the same one if it is the same snapshot. It keeps the
-    /// last complete one before it; what is the same as that is complete.
+    /// last complete one before it; what is the same as that is complete. It was written no later than saved, whatever its files say: one
+    /// that is dated ahead would stay the newest of all.
     pub fn succeed(self, before: Option<&Self>) -> Self {
-        let Some(before) = before else { return Self { generation: 1, ..self } };
+        let written = self.written.min(self.saved);
+        let Some(before) = before else { return Self { generation: 1, written, ..self } };
         let last = before.as_last_complete();
         let complete = self.complete || last.is_some_and(|last| last.manifest == self.manifest);
         if before.manifest == self.manifest {
             let previous_complete = before.previous_complete.clone();
-            return Self { generation: before.generation, complete, previous_complete, ..self };
+            let (generation, written) = (before.generation, written.min(before.written));
+            return Self { generation, complete, written, previous_complete, ..self };
         }
         let previous_complete = match before.complete {
             false => before.previous_complete.clone(),
@@ -77,12 +80,12 @@ impl SavedCheckpoint {
                 files: before.files,
                 bytes: before.bytes,
                 written: before.written,
-                until: self.written,
+                until: written,
                 saved: before.saved,
                 seconds: before.seconds,
             }),
         };
-        Self { generation: before.generation + 1, complete, previous_complete, ..self }
+        Self { generation: before.generation + 1, complete, written, previous_complete, ..self }
     }
 }
 
@@ -142,6 +145,22 @@ mod tests {
         let incomplete = state(3, false).succeed(Some(&second));
         let finished = SavedCheckpoint { complete: true, ..state(3, false) }.succeed(Some(&incomplete));
         assert_eq!((finished.generation, &manifests(&finished)[..]), (3, &[3, 2][..]));
+    }
+
+    #[test]
+    fn generation_whose_files_are_dated_ahead_was_written_when_it_was_saved() {
+        let ahead = |content, saved: i64| SavedCheckpoint {
+            written: DateTime::from_timestamp(4_000_000_000, 0).expect("a time"),
+            saved: DateTime::from_timestamp(saved, 0).expect("a time"),
+            ..state(content, true)
+        };
+        let first = ahead(1, 100).succeed(None);
+        assert_eq!(first.written, first.saved);
+        let again = ahead(1, 200).succeed(Some(&first));
+        assert_eq!((again.written, again.saved.timestamp()), (first.written, 200), "it is the same");
+        let second = ahead(2, 300).succeed(Some(&again));
+        assert_eq!(second.written, second.saved);
+        assert_eq!(second.previous_complete.map(|previous| previous.until), Some(second.saved));
     }
 
     #[test]

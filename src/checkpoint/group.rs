@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
 
-use super::{LOOSE, SavedCheckpoint};
+use super::{CheckpointId, LOOSE, SavedCheckpoint};
 
 /// A checkpoint with what each rank saved of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,7 +60,12 @@ impl CheckpointGroup {
 
     /// Whether `other` is of the same checkpoint, in whatever state.
     pub fn is_same_checkpoint(&self, other: &Self) -> bool {
-        (self.project(), self.job(), self.name()) == (other.project(), other.job(), other.name())
+        self.has_name_of(&other.ranks[0].id)
+    }
+
+    /// Whether `id` is one of its ranks, or would be.
+    fn has_name_of(&self, id: &CheckpointId) -> bool {
+        (self.project(), self.job(), self.name()) == (id.project(), id.job(), id.name())
     }
 
     /// Whether it is the state in which it was last complete, and what was saved since is not complete.
@@ -178,9 +183,13 @@ pub fn latest<'a>(groups: impl IntoIterator<Item = &'a CheckpointGroup>) -> Opti
 }
 
 /// The checkpoints that are older than the `keep` newest among `groups`, all of a project as [`group`] orders them. Only those that
-/// are whole and complete count, and no loose files; the latest is never returned, nor one of more ranks than each newer one: what
-/// the first ranks of a job have saved looks whole before the others have saved anything.
-pub fn superseded(groups: &[CheckpointGroup], keep: usize) -> impl Iterator<Item = &CheckpointGroup> {
+/// are whole and complete count, and no loose files; the latest is never returned, nor that of which `entered` is a rank, nor one of more
+/// ranks than each newer one: what the first ranks of a job have saved looks whole before the others have saved anything.
+pub fn superseded<'a>(
+    groups: &'a [CheckpointGroup],
+    keep: usize,
+    entered: &CheckpointId,
+) -> impl Iterator<Item = &'a CheckpointGroup> + use<'a> {
     let complete = groups.iter().filter(|group| group.is_whole() && group.is_complete() && !group.rest);
     let (mut kept, mut most_ranks) = (0, 0);
     let mut superseded = Vec::new();
@@ -188,7 +197,7 @@ pub fn superseded(groups: &[CheckpointGroup], keep: usize) -> impl Iterator<Item
         let ranks = group.ranks.len();
         if kept < keep.max(1) || ranks > most_ranks {
             (kept, most_ranks) = (kept + 1, most_ranks.max(ranks));
-        } else {
+        } else if !group.has_name_of(entered) {
             superseded.push(group);
         }
     }

@@ -242,22 +242,36 @@ impl Mirror {
     /// # Errors
     /// [`Kind::NotFound`] when there is no such ref, [`Kind::Busy`] when it was replaced meanwhile; those of the store.
     pub async fn remove(&self, key: &Digest) -> Result<Ref> {
+        self.remove_ref(key, None).await
+    }
+
+    /// Removes a ref as [`remove`](Self::remove) does; where a `snapshot` is given, only as long as that is what its source is mirrored as.
+    ///
+    /// # Errors
+    /// Those of [`remove`](Self::remove).
+    pub(super) async fn remove_ref(&self, key: &Digest, snapshot: Option<&Digest>) -> Result<Ref> {
         if !self.is_exclusive() {
-            return self.remove_latest(key, None).await;
+            return self.remove_latest(key, snapshot, None).await;
         }
         let lease = self.add_lease().await?;
-        let removed = self.remove_latest(key, Some(&lease)).await;
+        let removed = self.remove_latest(key, snapshot, Some(&lease)).await;
         lease.release().await;
         removed
     }
 
-    async fn remove_latest(&self, key: &Digest, lease: Option<&MirrorLease>) -> Result<Ref> {
+    async fn remove_latest(
+        &self,
+        key: &Digest,
+        snapshot: Option<&Digest>,
+        lease: Option<&MirrorLease>,
+    ) -> Result<Ref> {
         let latest = self.latest(key).await?;
         let Some(found) = latest.content?.filter(|found| !found.removed) else {
             return Err(Error::new(Kind::NotFound, format!("no such source in the mirror {}", self.name)));
         };
         let removed = Ref { removed: true, ..found.clone() };
-        if self.create_generation(latest.generation, &removed, lease).await? {
+        let is_meant = snapshot.is_none_or(|snapshot| found.manifest == *snapshot);
+        if is_meant && self.create_generation(latest.generation, &removed, lease).await? {
             return Ok(found);
         }
         Err(Error::new(

@@ -254,6 +254,26 @@ impl Mirror {
         Ok(removed || listed)
     }
 
+    /// Removes a checkpoint as [`remove_checkpoint`](Self::remove_checkpoint) does, if it is still as its entry was read: `saved`. False
+    /// where it was saved again, or removed, since.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn remove_unchanged(&self, saved: &SavedCheckpoint) -> Result<bool> {
+        let key = self.entry_key(&saved.id);
+        let Some(stored) = self.get(&key).await? else { return Ok(false) };
+        if !self.read_entry(&saved.id, &stored).is_ok_and(|entry| entry == *saved) {
+            return Ok(false);
+        }
+        match self.remove_ref(&checkpoint_key(&saved.id), Some(&saved.manifest)).await {
+            // It was published again.
+            Err(error) if error.kind() == Kind::Busy => return Ok(false),
+            Err(error) if error.kind() != Kind::NotFound => return Err(error),
+            _ => {}
+        }
+        self.delete_unchanged(&key, &stored).await
+    }
+
     /// The refs of checkpoints as they were when they were last complete, of those that are another snapshot now: refs of the
     /// catalog are of what is saved now.
     ///

@@ -161,6 +161,20 @@ impl Mirror {
         }
     }
 
+    /// Deletes the object at `key` if it is the one that was read `before`; false when there is another one by now, or none. A service
+    /// deletes on no condition: there, one that is written in the same moment is deleted, too.
+    pub(super) async fn delete_unchanged(&self, key: &Path, before: &StoredObject) -> Result<bool> {
+        let _lock = match &self.local {
+            Some(root) => lock_directory(root.join(FORMAT_OBJECT)).await?,
+            None => None,
+        };
+        let is_same = self.get(key).await?.is_some_and(|now| now.bytes == before.bytes);
+        if is_same {
+            self.delete(key).await?;
+        }
+        Ok(is_same)
+    }
+
     /// The store's metadata of the object at `key`; `None` when there is none.
     pub(super) async fn head(&self, key: &Path) -> Result<Option<ObjectMeta>> {
         match self.store.objects.head(key).await {

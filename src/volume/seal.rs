@@ -83,6 +83,13 @@ pub struct SealedUnit {
     pub(super) held: HashMap<Vec<u8>, Arc<OwnedFd>>,
 }
 
+impl SealedUnit {
+    /// A unit that was sealed earlier as `seal`: its files may be others by now, or gone, and only then reading them fails.
+    pub fn earlier(seal: Seal, directory: Arc<VolumeDirectory>) -> Self {
+        Self { seal, directory, held: HashMap::new() }
+    }
+}
+
 impl Scan {
     /// The files of each unit, by the names of the units, and the entries that are left out.
     ///

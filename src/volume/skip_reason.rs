@@ -5,7 +5,7 @@ use std::fmt;
 /// The reason for which an entry is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SkipReason {
-    /// A directory whose path can't be opened.
+    /// A file or directory whose path is too long to be opened.
     LongPath,
     /// An entry on another file system.
     OtherFileSystem,

@@ -21,6 +21,9 @@ const MAX_SCANNED_ENTRIES: usize = 1 << 20;
 /// The most bytes that their paths and what its links hold may have together, all in memory: 128 for each where there are most.
 const MAX_SCANNED_PATH_BYTES: usize = 128 << 20;
 
+/// The longest path that can be opened, in bytes: the kernel's is one longer, with its end.
+const MAX_PATH_BYTES: usize = 4095;
+
 /// A time of a file: seconds and nanoseconds since 1970.
 pub type FileTime = (i64, u32);
 /// The entries that are left out of a directory, and why.
@@ -168,10 +171,6 @@ impl VolumeDirectory {
             let opened = match self.at(&path, OFlags::DIRECTORY) {
                 // Removed, or replaced by something else, since its parent was read.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) if !path.is_empty() => continue,
-                Err(Errno::NAMETOOLONG) => {
-                    walk.scan.skipped.insert(path, SkipReason::LongPath);
-                    continue;
-                }
                 opened => opened.map_err(|e| self.fault(&path, e))?,
             };
             let stat = rustix::fs::fstat(&opened).map_err(|e| self.fault(&path, e))?;
@@ -211,6 +210,9 @@ impl VolumeDirectory {
         };
         let why = match FileType::from_raw_mode(stat.st_mode) {
             _ if stat.st_dev != self.device => SkipReason::OtherFileSystem,
+            FileType::Directory | FileType::RegularFile if path.len() > MAX_PATH_BYTES => {
+                SkipReason::LongPath
+            }
             FileType::Directory => {
                 walk.todo.push(path);
                 return Ok(());
@@ -317,6 +319,31 @@ mod tests {
             assert!(!matches!(directory.open_file(path), Ok(Some(_))), "{}", path.escape_ascii());
         }
         assert!(directory.open_file(b"a/b/file").expect("opened").is_some());
+    }
+
+    #[test]
+    fn walk_leaves_out_what_has_a_path_that_cannot_be_opened() {
+        let home = tempfile::tempdir().expect("a directory");
+        let directory = VolumeDirectory::open(home.path()).expect("a directory");
+        let mut above = directory.at(b"", OFlags::DIRECTORY).expect("opened");
+        for _ in 0..16 {
+            let name = "d".repeat(253);
+            rustix::fs::mkdirat(&above, &name, Mode::RWXU).expect("a directory");
+            above = rustix::fs::openat(&above, &name, OFlags::DIRECTORY, Mode::empty()).expect("opened");
+        }
+        // It lies at 16 times 253 bytes and a slash.
+        let left = MAX_PATH_BYTES - 16 * 254;
+        let names = [left, left + 1].map(|len| "f".repeat(len));
+        for name in &names {
+            let flags = OFlags::WRONLY | OFlags::CREATE;
+            rustix::fs::openat(&above, name, flags, Mode::RWXU).expect("a file");
+        }
+        rustix::fs::mkdirat(&above, "e".repeat(left + 1), Mode::RWXU).expect("a directory");
+        let scan = directory.walk().expect("a walk");
+        let opened =
+            scan.files.keys().filter(|path| directory.open_file(path).is_ok_and(|file| file.is_some()));
+        assert_eq!((scan.files.len(), opened.count()), (1, 1), "all that is found can be opened");
+        assert!(scan.skipped.len() == 2 && scan.skipped.values().all(|why| *why == SkipReason::LongPath));
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Jobs, as they travel over the control socket.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use bdnfs::error::Error;
@@ -13,7 +12,9 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
 pub use super::deploy_report::{BytesByTier, DeployReport, PhaseSeconds, SourceReport, Verdict};
+pub use super::job_event::{JobEvent, event_count, events_after};
 pub use super::job_log::{LOG_OFFSET_HEADER, LOG_STREAM_HEADER, LogChunk, OutputStream};
+pub use super::job_state::JobState;
 pub use super::saving::{CheckpointRequest, SaveReport};
 pub use super::training::TrainingIdentity;
 use super::{Failure, MirrorRequest, Weights};
@@ -133,49 +134,6 @@ impl JobRequest {
     }
 }
 
-/// The state of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum JobState {
-    /// The sources of the job are being mirrored.
-    #[serde(rename = "TRAINING_JOB_CREATED")]
-    Created,
-    /// The sources of the job are being mounted and staged.
-    #[serde(rename = "TRAINING_JOB_DEPLOYING")]
-    Deploying,
-    /// The commands run: all that the job reads is local, verified and leased.
-    #[serde(rename = "TRAINING_JOB_RUNNING")]
-    Running,
-    /// All commands succeeded.
-    #[serde(rename = "TRAINING_JOB_COMPLETED")]
-    Completed,
-    /// The job failed.
-    #[serde(rename = "TRAINING_JOB_FAILED")]
-    Failed,
-    /// The job was stopped.
-    #[serde(rename = "TRAINING_JOB_STOPPED")]
-    Stopped,
-}
-
-impl JobState {
-    /// Whether nothing comes after it.
-    pub fn is_last(self) -> bool {
-        matches!(self, Self::Completed | Self::Failed | Self::Stopped)
-    }
-}
-
-impl fmt::Display for JobState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Created => "TRAINING_JOB_CREATED",
-            Self::Deploying => "TRAINING_JOB_DEPLOYING",
-            Self::Running => "TRAINING_JOB_RUNNING",
-            Self::Completed => "TRAINING_JOB_COMPLETED",
-            Self::Failed => "TRAINING_JOB_FAILED",
-            Self::Stopped => "TRAINING_JOB_STOPPED",
-        })
-    }
-}
-
 /// The exit of a job's commands.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobExit {
@@ -231,7 +189,7 @@ pub struct JobStatus {
     /// The exit code of `bdnfs job run`, once the job has ended: see [`exit_code`](Self::exit_code).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<u8>,
-    /// Why it failed.
+    /// Why it failed; of one that was stopped, why not all of its checkpoints are saved.
     pub why: Option<Failure>,
     /// The tenant that it belongs to.
     pub tenant: Option<String>,
@@ -247,7 +205,7 @@ pub struct JobStatus {
     /// Progress of staging, while it is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub staging: Option<Progress>,
-    /// The events so far.
+    /// The events so far: the first and the last of them.
     #[serde(default)]
     pub events: Vec<JobEvent>,
 }
@@ -272,17 +230,6 @@ pub struct JobSource {
     pub source: String,
     /// The path at which the job sees it.
     pub mount_location: PathBuf,
-}
-
-/// Something that happened to a job.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JobEvent {
-    /// The time of the event.
-    pub at: DateTime<Utc>,
-    /// The state of the job at that time.
-    pub state: JobState,
-    /// The event in one line.
-    pub text: String,
 }
 
 /// All jobs.

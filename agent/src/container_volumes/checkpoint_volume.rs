@@ -161,6 +161,7 @@ fn saver_order(volumes: &ContainerVolumes, own: &ContainerVolume, volume: &JobVo
         directory,
         place: own.container_path(),
         job_lock: None,
+        commands_lock: None,
         job_exit: volume.path().join(CONTAINER_END_FILE),
         project: own.request.name.clone(),
         id: own.request.id.clone().unwrap_or_default(),

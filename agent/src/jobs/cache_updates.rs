@@ -6,9 +6,9 @@ use std::fs::File;
 
 use bdnfs::error::Result;
 
-use super::job::StopRequest;
 use super::job_caches::JobCaches;
 use super::job_run::JobRun;
+use super::stop_request::StopRequest;
 use crate::api::job::JobState;
 use crate::api::{ApiResult, MirrorRequest};
 use crate::deploy::home_use::{self, HomeUser};

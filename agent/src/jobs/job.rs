@@ -1,7 +1,6 @@
 //! A job as the agent sees it: its request, its status, its permit, and its directory on the disk.
 
 use std::fs;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -14,31 +13,22 @@ use bdnfs::source::Uri;
 use bdnfs::stage::Progress;
 use chrono::{DateTime, Utc};
 use parking_lot::Mutex;
-use rustix::fs::OFlags;
 use tokio::sync::{RwLock, watch};
 
+use super::event_file::EventFile;
 use super::record::JobRecord;
+use super::stop_request::StopRequest;
 use super::supervisor;
 use crate::api::Failure;
-use crate::api::job::{DeployReport, JobEvent, JobRequest, JobSource, JobState, JobStatus, SaveReport};
+use crate::api::job::{
+    DeployReport, JobEvent, JobRequest, JobSource, JobState, JobStatus, SaveReport, event_count,
+};
+use crate::api::job_event::push_event;
 use crate::context::Context;
 use crate::deploy::{AdmissionPermit, AdmissionQueue};
 
-/// The file in a job's directory with its events, one a line.
-const EVENTS_FILE: &str = "events.jsonl";
-/// The directory in it where its sources are mounted.
+/// The directory in a job's directory where its sources are mounted.
 const MOUNTS_DIRECTORY: &str = "mnt";
-
-/// A request to stop a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum StopRequest {
-    /// The job is not to stop.
-    None,
-    /// The processes of the job are asked to end, and have a grace period for it.
-    Graceful,
-    /// The processes of the job are killed.
-    Now,
-}
 
 /// A job and what the agent knows of it.
 #[derive(Debug)]
@@ -51,8 +41,9 @@ pub struct Job {
     directory: PathBuf,
     status: Mutex<JobStatus>,
     stop: watch::Sender<StopRequest>,
-    /// How many events there are.
+    /// How many events there were.
     events: watch::Sender<usize>,
+    event_file: Mutex<EventFile>,
     /// Whether the job was started by an earlier run of the agent: then a part of it is done.
     restored: bool,
     /// Held for reading while one of its sources is mounted.
@@ -99,7 +90,8 @@ impl Job {
             staging: None,
             events: Vec::new(),
         };
-        let job = Self::from_parts(status, request, bare_request, jobs, false);
+        let file = EventFile::new(&jobs.join(id.to_string()));
+        let job = Self::from_parts(status, file, request, bare_request, jobs, false);
         job.remove_files();
         let jobs = CacheDirectory::open(jobs)?;
         let mountpoints = (0..job.request.weights.len()).map(|number| job.mountpoint(number));
@@ -114,11 +106,9 @@ impl Job {
     pub fn restore(record: JobRecord, jobs: &Path, admission: &Arc<AdmissionQueue>) -> Self {
         let JobRecord { job: mut status, request, stop, admitted, saver_events } = record;
         let admitted = admitted && !status.state.is_last();
-        let events = fs::read_to_string(jobs.join(status.id.to_string()).join(EVENTS_FILE));
-        // The last line may have been cut off.
-        let events = events.iter().flat_map(|events| events.lines());
-        status.events = events.filter_map(|line| serde_json::from_str(line).ok()).collect();
-        let job = Self::from_parts(status, request.clone(), request, jobs, true);
+        let (file, events) = EventFile::read(&jobs.join(status.id.to_string()));
+        status.events = events;
+        let job = Self::from_parts(status, file, request.clone(), request, jobs, true);
         job.saver_events.store(saver_events, Relaxed);
         job.stop.send_replace(if stop { StopRequest::Graceful } else { StopRequest::None });
         if admitted {
@@ -129,6 +119,7 @@ impl Job {
 
     fn from_parts(
         status: JobStatus,
+        event_file: EventFile,
         request: JobRequest,
         bare_request: JobRequest,
         jobs: &Path,
@@ -139,7 +130,8 @@ impl Job {
             directory: jobs.join(status.id.to_string()),
             request,
             bare_request,
-            events: watch::Sender::new(status.events.len()),
+            events: watch::Sender::new(event_count(&status.events)),
+            event_file: Mutex::new(event_file),
             status: Mutex::new(status),
             stop: watch::Sender::new(StopRequest::None),
             restored,
@@ -191,7 +183,7 @@ impl Job {
 
     /// The record of the job, as it is now.
     pub fn record(&self) -> JobRecord {
-        let job = JobStatus { events: Vec::new(), staging: None, ..self.status() };
+        let job = JobStatus { staging: None, ..self.status_with(0) };
         let (stop, admitted) = (self.is_stop_requested(), self.is_admitted());
         JobRecord {
             job,
@@ -205,6 +197,16 @@ impl Job {
     /// The status of the job, for clients.
     pub fn status(&self) -> JobStatus {
         self.status.lock().clone()
+    }
+
+    /// The status of the job with the last of its events, `events` of them at most.
+    pub fn status_with(&self, events: usize) -> JobStatus {
+        let mut status = self.status.lock();
+        let all = std::mem::take(&mut status.events);
+        let last = all[all.len().saturating_sub(events)..].to_vec();
+        let copy = JobStatus { events: last, ..status.clone() };
+        status.events = all;
+        copy
     }
 
     /// The state of the job.
@@ -231,14 +233,14 @@ impl Job {
     pub fn update(&self, text: impl Into<String>, change: impl FnOnce(&mut JobStatus)) {
         let mut status = self.status.lock();
         change(&mut status);
-        let event = JobEvent { at: now(), state: status.state, text: text.into() };
+        let event = JobEvent::new(now(), status.state, text.into());
         tracing::info!("job {}: {}: {}", self.id, event.state, event.text);
+        push_event(&mut status.events, event);
         // Under the lock, so that the lines are in order.
-        if let Err(error) = self.append(&event) {
+        if let Err(error) = self.event_file.lock().append(&status.events) {
             tracing::warn!("cannot write an event of job {}: {error}", self.id);
         }
-        status.events.push(event);
-        let events = status.events.len();
+        let events = event_count(&status.events);
         drop(status);
         self.events.send_replace(events);
     }
@@ -258,14 +260,6 @@ impl Job {
             *status = JobStatus { events: std::mem::take(&mut status.events), ..record.job };
         });
         written
-    }
-
-    fn append(&self, event: &JobEvent) -> io::Result<()> {
-        let directory = CacheDirectory::open(&self.directory).map_err(io::Error::other)?;
-        let mut file = directory.file(EVENTS_FILE, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)?;
-        let mut line = serde_json::to_vec(event)?;
-        line.push(b'\n');
-        file.write_all(&line)
     }
 
     /// Sets the progress of its stage; `None` where it is not staging.
@@ -323,7 +317,12 @@ impl Job {
 
     /// Whether a stop of the job was requested.
     pub fn is_stop_requested(&self) -> bool {
-        *self.stop.borrow() > StopRequest::None
+        self.stop_request() > StopRequest::None
+    }
+
+    /// How the job was last asked to stop.
+    pub fn stop_request(&self) -> StopRequest {
+        *self.stop.borrow()
     }
 
     /// Waits until it has more than `seen` events, or has ended.

@@ -64,7 +64,7 @@ impl JobSaver {
 /// Keeps the saver of a job alive until it has finished, and its report in the job's status.
 async fn watch_saver(run: JobRun) -> SaveReport {
     let (services, job) = (&run.services, &run.job);
-    if let Some(report) = job.status().saving.filter(|report| report.finished && job.has_exited()) {
+    if let Some(report) = job.status_with(0).saving.filter(|report| report.finished && job.has_exited()) {
         return report;
     }
     let volume = services.volume_of(job).path().to_owned();
@@ -104,7 +104,7 @@ async fn watch_saver(run: JobRun) -> SaveReport {
         }
         let (give_up, checkpoints) =
             (services.volumes.config().give_up, services.volume_of(job).checkpoints());
-        if let Some(last) = restarts.final_report(job.status().exited, give_up, &report, checkpoints) {
+        if let Some(last) = restarts.final_report(job.status_with(0).exited, give_up, &report, checkpoints) {
             return last;
         }
         let own = run.clone();
@@ -129,12 +129,13 @@ fn saver_order(run: &JobRun) -> Result<SaveOrder> {
     let (services, job) = (&run.services, &run.job);
     let (request, mirror) = (job.request(), mirror(run)?);
     let (volume, config) = (services.volume_of(job), services.volumes.config());
-    let (job_lock, job_exit) = supervisor::lock_and_exit_files(job.directory());
+    let (job_lock, commands_lock, job_exit) = supervisor::lock_and_exit_files(job.directory());
     Ok(SaveOrder {
         volume: volume.path().to_owned(),
         directory: volume.checkpoints(),
         place: checkpoint_path(request).unwrap_or_default(),
         job_lock: Some(job_lock),
+        commands_lock: Some(commands_lock),
         job_exit,
         project: request.training.project().to_owned(),
         id: request.training.id().to_owned(),

@@ -166,17 +166,12 @@ impl JobQueue {
 
     /// The status of all jobs, each with the last of its events.
     pub fn list(&self) -> Vec<JobStatus> {
-        let status = |job: &Arc<Job>| {
-            let mut status = job.status();
-            status.events.drain(..status.events.len().saturating_sub(1));
-            status
-        };
-        self.all().iter().map(status).collect()
+        self.all().iter().map(|job| job.status_with(1)).collect()
     }
 
     /// The state of the checkpoints of all jobs that have not ended, for metrics.
     pub fn savings(&self) -> Vec<SavingScrape> {
-        let jobs = self.all().into_iter().map(|job| job.status()).filter(|job| !job.state.is_last());
+        let jobs = self.all().into_iter().map(|job| job.status_with(0)).filter(|job| !job.state.is_last());
         let saving = jobs.filter_map(|job| {
             let began = job.started.unwrap_or(job.created).timestamp() as f64;
             let (id, project) = (job.training.id().to_owned(), job.training.project().to_owned());

@@ -8,12 +8,13 @@ use bdnfs::task::blocking;
 
 use super::cache_updates;
 use super::deployment::{self, RunningCommands};
-use super::job::{Job, StopRequest, now, stopped};
+use super::job::{Job, now, stopped};
 use super::job_audit::JobAudit;
 use super::job_run::JobRun;
 use super::job_saver::{self, JobSaver};
 use super::job_space;
 use super::process::SupervisorProcess;
+use super::stop_request::StopRequest;
 use super::supervisor::{self, SupervisorInfo};
 use super::volume_limits;
 use crate::api::job::{JobExit, JobState, JobStatus};
@@ -26,18 +27,32 @@ const COMMANDS_START_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often such a supervisor is checked.
 const COMMANDS_START_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
+/// How a run has ended.
+struct RunEnd {
+    /// The exit of the commands, or why there is none.
+    exit: ApiResult<JobExit>,
+    /// Why checkpoints are only on this node, if some are.
+    unsaved: Option<Failure>,
+}
+
+impl From<ApiResult<JobExit>> for RunEnd {
+    fn from(exit: ApiResult<JobExit>) -> Self {
+        Self { exit, unsaved: None }
+    }
+}
+
 impl JobRun {
     /// Runs the job to its end. A persistent agent that is about to end leaves it to the next one.
     pub async fn run(self, _alive: KeepAlive) {
-        let result = tokio::select! {
+        let end = tokio::select! {
             biased;
-            result = self.execute() => result,
+            end = self.execute() => end,
             () = self.await_handover() => return,
         };
         self.unmount().await;
         self.retire_volume().await;
         self.job.drop_permit();
-        let (state, exit, why) = outcome(&self.job, result);
+        let (state, exit, why) = outcome(&self.job, end);
         let text = match (&why, state) {
             (Some(why), JobState::Failed) => format!("failed: {why}"),
             (_, JobState::Stopped) => "stopped".to_owned(),
@@ -65,7 +80,7 @@ impl JobRun {
         self.services.lifecycle.await_closing().await;
     }
 
-    async fn execute(&self) -> ApiResult<JobExit> {
+    async fn execute(&self) -> RunEnd {
         let job = &self.job;
         if job.is_restored() {
             if let Some(supervisor) = self.find_supervisor().await {
@@ -75,7 +90,7 @@ impl JobRun {
                 return self.supervise_and_save(&supervisor).await;
             }
             if !self.services.lifecycle.is_persistent() {
-                return Err(orphaned());
+                return Err(orphaned()).into();
             }
         }
         let deployed = tokio::select! {
@@ -89,13 +104,13 @@ impl JobRun {
                 // Saving may take long: nobody is to wait for what the commands would have read.
                 self.release().await;
                 cache_updates::abandon(self).await;
-                Err(failure)
+                Err(failure).into()
             }
         }
     }
 
     /// Waits until the commands have ended, and until all is saved that they wrote.
-    async fn supervise_and_save(&self, supervisor: &SupervisorInfo) -> ApiResult<JobExit> {
+    async fn supervise_and_save(&self, supervisor: &SupervisorInfo) -> RunEnd {
         let ended = async {
             let saver = JobSaver::watch(self);
             let exit = tokio::select! {
@@ -105,14 +120,14 @@ impl JobRun {
             self.save_rest(saver, exit).await
         };
         tokio::select! {
-            exit = ended => exit,
+            end = ended => end,
             never = job_space::keep_space(self) => match never {},
         }
     }
 
     /// Saves what is left to save when the commands have ended. Only what they wrote is kept meanwhile: a mirror that is away for a
     /// day keeps no space from other jobs.
-    async fn save_rest(&self, saver: JobSaver, exit: ApiResult<JobExit>) -> ApiResult<JobExit> {
+    async fn save_rest(&self, saver: JobSaver, exit: ApiResult<JobExit>) -> RunEnd {
         if self.job.request().checkpoints.is_some() && !self.job.has_exited() {
             // What they wrote is saved even where the cache's disk takes no record.
             if let Err(error) = self.note_exit(exit.as_ref().ok().cloned()).await {
@@ -122,10 +137,7 @@ impl JobRun {
         self.release().await;
         // The caches do not wait until a mirror has taken the last checkpoint: other nodes wait for them.
         let (saved, ()) = tokio::join!(saver.finish(), cache_updates::save(self));
-        match exit {
-            Ok(exit) if exit.is_success() => saved.map(|()| exit),
-            failed => failed,
-        }
+        RunEnd { exit, unsaved: saved.err() }
     }
 
     /// Gives back what only the commands needed: the sources, their leases, the space that was claimed, and the scratch directory.
@@ -243,7 +255,7 @@ impl JobRun {
     async fn retire_volume(&self) {
         let (job, volume) = (Arc::clone(&self.job), self.services.volume_of(&self.job));
         job.drop_volume_claim();
-        let is_saved = job.status().saving.is_some_and(|saving| !saving.has_unsaved());
+        let is_saved = job.status_with(0).saving.is_some_and(|saving| !saving.has_unsaved());
         let run = self.clone();
         let retired = blocking(move || {
             let mirror = if is_saved && job.has_volume() { job_saver::mirror(&run).ok() } else { None };
@@ -312,13 +324,16 @@ fn orphaned() -> Failure {
 }
 
 /// The last state of a job, and how it came to it.
-fn outcome(job: &Job, result: ApiResult<JobExit>) -> (JobState, Option<JobExit>, Option<Failure>) {
+fn outcome(job: &Job, RunEnd { exit, unsaved }: RunEnd) -> (JobState, Option<JobExit>, Option<Failure>) {
     let failed = |kind: &str, message| Some(Failure { kind: kind.to_owned(), message });
-    match result {
+    match exit {
+        // Who stops a job at once leaves them there; nobody else expects it.
+        Ok(exit) if exit.is_success() && unsaved.is_some() && job.stop_request() < StopRequest::Now => {
+            (JobState::Failed, Some(exit), unsaved)
+        }
         // Checked first: commands that end with 0 because they are asked to have not completed.
-        Ok(exit) if job.is_stop_requested() => (JobState::Stopped, Some(exit), None),
+        exit if job.is_stop_requested() => (JobState::Stopped, exit.ok(), unsaved),
         Ok(exit) if exit.is_success() => (JobState::Completed, Some(exit), None),
-        Err(_) if job.is_stop_requested() => (JobState::Stopped, None, None),
         Ok(exit) => {
             let why = match (&exit.why, exit.code, exit.signal) {
                 (Some(why), ..) => failed(Failure::COMMAND_NOT_STARTED, why.clone()),

@@ -40,6 +40,8 @@ pub use namespace::{TMPFS_OVERLAY_BYTES, check_places};
 
 /// The file that the supervisor holds locked as long as it lives.
 const LOCK_FILE: &str = "lock";
+/// The file that it holds locked until it ends the commands, or they have ended.
+const COMMANDS_LOCK_FILE: &str = "commands.lock";
 /// The file with its [`SupervisorInfo`].
 const STARTED_FILE: &str = "started.json";
 /// The file with the [`JobExit`] of the commands.
@@ -214,6 +216,7 @@ fn prepare(order: &SupervisorOrder, lock: File) -> Result<(JobDirectory, Supervi
 #[derive(Debug)]
 pub struct JobDirectory {
     directory: File,
+    commands_lock: File,
     _locks: Vec<File>,
 }
 
@@ -221,7 +224,13 @@ impl JobDirectory {
     fn open(path: &Path, locks: Vec<File>) -> Result<Self> {
         let directory = File::open(path);
         let directory = directory.with_context(|| format!("cannot open the directory {}", path.display()))?;
-        Ok(Self { directory, _locks: locks })
+        Ok(Self { directory, commands_lock: lock_file(path, COMMANDS_LOCK_FILE)?, _locks: locks })
+    }
+
+    /// Lets everybody see that the commands are about to be ended, or have ended: what a process closes from now on may be half written.
+    fn release_commands_lock(&self) {
+        // Unlike a new file, that needs no space on the disk. It fails for a file that is not open.
+        let _ = rustix::fs::flock(&self.commands_lock, FlockOperation::Unlock);
     }
 
     /// A path that leads there whatever is mounted where.
@@ -241,17 +250,22 @@ impl JobDirectory {
 /// # Errors
 /// [`Kind::Disk`](bdnfs::error::Kind::Disk), also where it has a supervisor already.
 pub fn lock(directory: &Path) -> Result<File> {
+    lock_file(directory, LOCK_FILE)
+}
+
+fn lock_file(directory: &Path, name: &str) -> Result<File> {
     let create = OFlags::WRONLY | OFlags::CREATE;
-    let lock = CacheDirectory::open(directory)?.file(LOCK_FILE, create);
-    let lock = lock.with_context(|| format!("cannot create {}", directory.join(LOCK_FILE).display()))?;
+    let lock = CacheDirectory::open(directory)?.file(name, create);
+    let lock = lock.with_context(|| format!("cannot create {}", directory.join(name).display()))?;
     rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)
         .context("this job has a supervisor already")?;
     Ok(lock)
 }
 
-/// The file in the job's `directory` that its supervisor holds locked, and the one with the exit of its commands.
-pub fn lock_and_exit_files(directory: &Path) -> (PathBuf, PathBuf) {
-    (directory.join(LOCK_FILE), directory.join(ENDED_FILE))
+/// The files in the job's `directory` that its supervisor holds locked, as long as it lives and until it ends the commands, and the
+/// one with the exit of these.
+pub fn lock_and_exit_files(directory: &Path) -> (PathBuf, PathBuf, PathBuf) {
+    (directory.join(LOCK_FILE), directory.join(COMMANDS_LOCK_FILE), directory.join(ENDED_FILE))
 }
 
 /// Whether a supervisor of the job in `directory` lives.

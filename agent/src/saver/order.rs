@@ -22,6 +22,9 @@ pub struct SaveOrder {
     pub place: PathBuf,
     /// The file that is locked as long as the job's commands may write; `None` where a container does.
     pub job_lock: Option<PathBuf>,
+    /// The file that is locked until the job's commands are ended, or have ended; `None` where nothing tells.
+    #[serde(default)]
+    pub commands_lock: Option<PathBuf>,
     /// The file with the exit of the job's commands; of a container it only says that it has ended.
     pub job_exit: PathBuf,
     /// The project of the job.
@@ -44,6 +47,13 @@ pub struct SaveOrder {
 }
 
 impl SaveOrder {
+    /// Whether the job's commands are being ended, or have ended: what they close from then on may be half written.
+    pub(super) fn is_ending(&self) -> bool {
+        // The supervisor of an earlier version makes no such file.
+        let is_released = |lock: &PathBuf| lock.exists() && !is_locked(lock);
+        self.commands_lock.as_ref().is_some_and(is_released) || self.job_end().is_some()
+    }
+
     /// The end of the job's commands; `None` while they run.
     pub(super) fn job_end(&self) -> Option<JobEnd> {
         let Some(job_lock) = &self.job_lock else {

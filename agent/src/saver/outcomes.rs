@@ -1,5 +1,6 @@
 //! Outcomes: a saver's report, its events, its record.
 
+use std::cmp::Ordering;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -20,8 +21,11 @@ use crate::text;
 /// The backoff after a failure, at first and at most.
 const MIN_SAVE_RETRY_WAIT: Duration = Duration::from_secs(1);
 const MAX_SAVE_RETRY_WAIT: Duration = Duration::from_secs(60);
-/// How many entries that are left out, or were deleted too early, are reported one by one.
+/// How many entries that are left out are reported one by one.
 const MAX_REPORTED_SKIPS: usize = 1000;
+/// How many checkpoints that were deleted too early, or can't be saved, are reported one by one in an hour: a job may make them without end.
+const MAX_HOURLY_NOTES: u32 = 100;
+const HOUR: Duration = Duration::from_secs(3600);
 /// How many checkpoints are reported, and with them those that are there.
 const MAX_REPORTED_CHECKPOINTS: usize = 1000;
 /// How many uploads of a unit in a row that its job changed meanwhile are reported.
@@ -36,6 +40,11 @@ impl Saver {
             Ok(UploadOutcome::Saved(saved, removed)) => {
                 self.record_saved(unit, &saved);
                 self.report_pruned(removed);
+            }
+            Ok(UploadOutcome::WholeSaved(whole, saved)) => {
+                self.record_saved(&whole, &saved);
+                self.sealed.insert(whole.name().to_owned(), whole.sealed_state());
+                self.remainders.insert(unit.name().to_owned(), unit.fingerprint);
             }
             Ok(UploadOutcome::Refused(error)) => self.refuse(unit, &error),
             Ok(outcome) => {
@@ -122,7 +131,29 @@ impl Saver {
         self.refused.insert(unit.name().to_owned(), unit.fingerprint);
         self.retry.remove(unit.name());
         self.record.report.failures += 1;
-        self.record.note(format!("{:?} cannot be saved: {error}", unit.name()));
+        self.note_rarely(format!("{:?} cannot be saved: {error}", unit.name()));
+    }
+
+    /// Notes what a job can cause at any rate. What is too much for an hour is counted, and told of with the first event after that.
+    fn note_rarely(&mut self, text: String) {
+        let (begin, notes) = &mut self.hourly_notes;
+        if begin.elapsed() >= HOUR {
+            let left_out = notes.saturating_sub(MAX_HOURLY_NOTES);
+            (*begin, *notes) = (Instant::now(), 0);
+            if left_out > 0 {
+                self.record.note(format!(
+                    "{left_out} events of checkpoints that were deleted or refused are left out"
+                ));
+            }
+        }
+        self.hourly_notes.1 += 1;
+        match self.hourly_notes.1.cmp(&MAX_HOURLY_NOTES) {
+            Ordering::Less => self.record.note(text),
+            Ordering::Equal => {
+                self.record.note(format!("{text}; more events of that kind are left out for an hour"))
+            }
+            Ordering::Greater => tracing::debug!("{text}"),
+        }
     }
 
     /// Clears the failure when nothing is to be tried again.
@@ -202,7 +233,7 @@ impl Saver {
         self.clear_failure();
         self.sealed.retain(|name, _| !sealed.contains(name));
         for (name, generation) in too_early {
-            self.record.note(match generation {
+            self.note_rarely(match generation {
                 0 => format!("{name} was deleted by the job before it was saved"),
                 _ => {
                     format!("{name} was changed and deleted by the job; generation {generation} stays saved")

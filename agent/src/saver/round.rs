@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bdnfs::backoff::Backoff;
-use bdnfs::checkpoint::marker::{is_tracker, tracked};
 use bdnfs::digest::Digest;
 use bdnfs::error::{Kind, Result};
 use bdnfs::mirroring::MirrorProgress;
 use bdnfs::task::{blocking, lost};
-use bdnfs::volume::{FileTime, Scan, Seal, Seals, SettleTracker, SkippedEntries, UnitState, VolumeDirectory};
+use bdnfs::volume::{Seal, Seals, SettleTracker, UnitState, VolumeDirectory};
 use chrono::Utc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::directory_scan::DirectoryScan;
 use super::order::{JobEnd, SaveOrder};
 use super::record::{self, SaverEnd, SaverRecord, SealedState, requested_end};
 use super::save_context::{IntactUnit, SaveContext, SettledUnit, UploadOutcome};
@@ -29,8 +29,6 @@ const SCAN_PAUSE_FACTOR: u32 = 5;
 const MAX_SCAN_PAUSE: Duration = Duration::from_secs(10);
 /// How long each saver tries at least before it gives up.
 const MIN_GIVE_UP_TIME: Duration = Duration::from_secs(60);
-/// The most that a tracker holds, in bytes.
-const MAX_TRACKER_BYTES: u64 = 4096;
 
 /// Saves until the job has ended and nothing is left to be saved.
 ///
@@ -52,6 +50,7 @@ pub async fn save(order: SaveOrder) -> Result<()> {
         written: None,
         settling: SettleTracker::default(),
         begin: Instant::now(),
+        is_ending: false,
         ended: None,
         end_request: None,
         refused: BTreeMap::new(),
@@ -61,6 +60,7 @@ pub async fn save(order: SaveOrder) -> Result<()> {
         retry: BTreeMap::new(),
         changes: BTreeMap::new(),
         unsealed: BTreeMap::new(),
+        hourly_notes: (Instant::now(), 0),
         survivors: Vec::new(),
         ahead_files: AheadFiles::default(),
         scan_duration: Duration::ZERO,
@@ -84,6 +84,8 @@ pub struct Saver {
     pub(super) written: Option<(SaverRecord, Instant)>,
     pub(super) settling: SettleTracker,
     begin: Instant,
+    /// Whether the job is being ended, or has ended: nothing is sealed before it has.
+    is_ending: bool,
     /// When the job was found to have ended, and how.
     pub(super) ended: Option<(Instant, JobEnd)>,
     /// The requested end before all is saved.
@@ -103,6 +105,8 @@ pub struct Saver {
     pub(super) changes: BTreeMap<String, u32>,
     /// Since when units are being written that were not sealed since, and whether that was reported.
     pub(super) unsealed: BTreeMap<String, (Instant, bool)>,
+    /// How many events there were in the hour that began then of those that a job can cause at any rate.
+    pub(super) hourly_notes: (Instant, u32),
     /// What was sealed of units that are torn.
     pub(super) survivors: Vec<SettledUnit>,
     ahead_files: AheadFiles,
@@ -127,30 +131,6 @@ impl SaveTask {
     /// Waits for its outcome.
     pub(super) async fn outcome(&mut self) -> Result<UploadOutcome> {
         (&mut self.work).await.map_err(lost)?
-    }
-}
-
-/// The result of a scan of the directory.
-struct DirectoryScan {
-    seals: Seals,
-    /// The units that trackers name, and when each of those was written.
-    tracked: Vec<(String, FileTime)>,
-    skipped: SkippedEntries,
-}
-
-impl DirectoryScan {
-    /// Scans the directory. Touches the local disk.
-    fn read(directory: &VolumeDirectory) -> Result<Self> {
-        let scan = directory.walk()?;
-        let trackers = scan.files.iter().filter(|(path, _)| is_tracker(path));
-        let named = trackers.flat_map(|(path, file)| {
-            let content = directory.read_small(path, MAX_TRACKER_BYTES).ok().flatten().unwrap_or_default();
-            let names = tracked(path, &String::from_utf8_lossy(&content));
-            names.into_iter().map(|name| (name, file.mtime))
-        });
-        let tracked = named.collect();
-        let (seals, skipped) = Scan::into_seals(scan)?;
-        Ok(Self { seals, tracked, skipped })
     }
 }
 
@@ -208,6 +188,8 @@ impl Saver {
             };
             if let Some((outcome, upload)) = outcome.and_then(|outcome| Some((outcome, upload.take()?))) {
                 self.finish(&upload.unit, outcome);
+                // Not after the next seals: who goes on without it takes what is saved for unsaved.
+                self.write().await;
             }
         }
         self.end().await
@@ -225,9 +207,12 @@ impl Saver {
         let scan = blocking(move || {
             // Checked before the scan: a scan after the end finds everything.
             let ended = if has_ended { None } else { context.order.job_end() };
-            Ok((ended, requested_end(&context.order.volume), DirectoryScan::read(&context.directory)))
+            let is_ending = has_ended || context.order.is_ending();
+            let end_request = requested_end(&context.order.volume);
+            Ok((ended, is_ending, end_request, DirectoryScan::read(&context.directory)))
         });
-        let (ended, end_request, found) = scan.await?;
+        let (ended, is_ending, end_request, found) = scan.await?;
+        self.is_ending = is_ending;
         self.ended = self.ended.or(ended.map(|end| (Instant::now(), end)));
         if self.ended.is_some() && self.record.ended.is_none() {
             self.record.ended = Some(Utc::now());
@@ -315,8 +300,11 @@ impl Saver {
                 let without_leases = state.is_without_leases();
                 let UnitState { fingerprint, written, .. } = state;
                 let seal = seal.clone();
-                let unit = SettledUnit { seal, fingerprint, complete, written, partial, without_leases };
-                let is_ready = is_saved || is_sealed || self.seal(&unit).await;
+                let whole = None;
+                let unit =
+                    SettledUnit { seal, fingerprint, complete, written, partial, whole, without_leases };
+                let may_seal = ended || !self.is_ending;
+                let is_ready = is_saved || is_sealed || (may_seal && self.seal(&unit).await);
                 newest = if is_ready && is_next { Some(unit) } else { newest };
             }
         }

@@ -10,7 +10,9 @@ use bdnfs::checkpoint::{CheckpointId, SavedCheckpoint};
 use bdnfs::digest::{Digest, hex};
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::Mirror;
-use bdnfs::mirroring::{MirrorPhase, MirrorProgress, MirrorSource, mirror_ahead, mirror_source};
+use bdnfs::mirroring::{
+    MirrorPhase, MirrorProgress, MirrorSource, find_mirrored, mirror_ahead, mirror_source,
+};
 use bdnfs::task::blocking;
 use bdnfs::volume::{
     EncodedPath, Seal, SealOutcome, SealedOrigin, SealedUnit, VolumeDirectory, seal_file_name,
@@ -53,6 +55,10 @@ pub struct SettledUnit {
     /// Whether it is what its job has left, deleting it, of a state that was never saved.
     #[serde(default)]
     pub partial: bool,
+    /// The unit as it was sealed before its job began to delete it, where this is the rest: an earlier saver may have saved that, and not
+    /// have written it down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub whole: Option<Box<SettledUnit>>,
     /// Whether only time tells that it has no writer.
     #[serde(default)]
     pub without_leases: bool,
@@ -63,6 +69,8 @@ pub struct SettledUnit {
 pub enum UploadOutcome {
     /// The unit is in the mirror; and which older ones were removed from there, or why they could not be.
     Saved(Box<SavedCheckpoint>, Result<Vec<CheckpointId>>),
+    /// The whole of which the unit is the rest was in the mirror already, and stays.
+    WholeSaved(Box<SettledUnit>, Box<SavedCheckpoint>),
     /// The unit was not settled, or changed meanwhile.
     Busy,
     /// The file system can't tell whether it has a writer.
@@ -83,6 +91,22 @@ impl SettledUnit {
     /// The name of the unit.
     pub fn name(&self) -> &str {
         &self.seal.unit
+    }
+
+    /// Its entry in the index when it was published as `manifest`, which took so many `seconds`.
+    fn saved(&self, id: CheckpointId, manifest: Digest, seconds: f64) -> SavedCheckpoint {
+        SavedCheckpoint {
+            id,
+            manifest,
+            generation: 1,
+            complete: self.complete,
+            files: self.seal.files.len() as u64,
+            bytes: self.seal.bytes(),
+            written: time(self.written),
+            saved: SystemTime::now().into(),
+            seconds,
+            previous_complete: None,
+        }
     }
 
     /// The state in which it is sealed.
@@ -118,32 +142,38 @@ impl SaveContext {
         CheckpointId::new(&self.order.project, &self.order.id, unit, self.order.rank)
     }
 
-    /// Seals a unit: makes it durable and records it. Where the job `runs`, only if it still does afterwards: the end of a writer
-    /// that is killed looks like any other. Returns `None` when it is sealed, else why it is not.
+    /// Seals a unit: makes it durable and records it. Where the job `runs`, only if nobody has begun to end it by then: a writer that is
+    /// killed closes its files like any other. Returns `None` when it is sealed, else why it is not.
     ///
     /// # Errors
     /// [`Kind::Disk`], [`Kind::NoSpace`].
     pub async fn seal(self: Arc<Self>, unit: SettledUnit, runs: bool) -> Result<Option<UploadOutcome>> {
-        blocking(move || Ok(self.seal_now(&unit, || runs && self.order.job_end().is_some())?.err())).await
+        blocking(move || Ok(self.seal_now(&unit, || runs && self.order.is_ending())?.err())).await
     }
 
-    /// Seals a unit, unless the job `has_ended`. What comes back holds its files open.
+    /// Seals a unit, unless its job `is_ending`. What comes back holds its files open, and is the unit as it was written down.
     fn seal_now(
         &self,
         unit: &SettledUnit,
-        has_ended: impl FnOnce() -> bool,
-    ) -> Result<std::result::Result<Arc<SealedUnit>, UploadOutcome>> {
+        is_ending: impl FnOnce() -> bool,
+    ) -> Result<std::result::Result<(Arc<SealedUnit>, SettledUnit), UploadOutcome>> {
         let sealed = match unit.seal.clone().apply(&self.directory, unit.without_leases)? {
-            SealOutcome::Sealed(_) if has_ended() => return Ok(Err(UploadOutcome::Busy)),
+            SealOutcome::Sealed(_) if is_ending() => return Ok(Err(UploadOutcome::Busy)),
             SealOutcome::Sealed(sealed) => sealed,
             SealOutcome::Busy => return Ok(Err(UploadOutcome::Busy)),
             SealOutcome::WritersUnknown => return Ok(Err(UploadOutcome::WritersUnknown)),
         };
-        // A scan may have found it complete meanwhile.
-        let is_complete = |last: SettledUnit| last.complete && last.seal == unit.seal;
-        let complete = unit.complete || self.last_seal(unit.name()).is_some_and(is_complete);
-        self.write_seal(&SettledUnit { complete, ..unit.clone() })?;
-        Ok(Ok(Arc::new(sealed)))
+        let mut unit = unit.clone();
+        if let Some(last) = self.last_seal(unit.name()) {
+            // A scan may have found it complete meanwhile.
+            unit.complete |= last.complete && last.seal == unit.seal;
+            let is_same = last.fingerprint == unit.fingerprint;
+            if unit.whole.is_none() && (is_same || unit.seal.is_remainder_of(&last.seal)) {
+                unit.whole = last.whole.clone().or_else(|| (!is_same).then(|| Box::new(last)));
+            }
+        }
+        self.write_seal(&unit)?;
+        Ok(Ok((Arc::new(sealed), unit)))
     }
 
     fn write_seal(&self, unit: &SettledUnit) -> Result<()> {
@@ -229,11 +259,19 @@ impl SaveContext {
     ) -> Result<UploadOutcome> {
         let id = self.id(unit.name())?;
         let (context, sealing) = (Arc::clone(&self), unit.clone());
-        let sealed = match blocking(move || context.seal_now(&sealing, || false)).await? {
+        let (sealed, unit) = match blocking(move || context.seal_now(&sealing, || false)).await? {
             Ok(sealed) => sealed,
             Err(outcome) => return Ok(outcome),
         };
         let (begin, mirror) = (Instant::now(), self.mirror().await?);
+        if let Some(whole) = unit.whole.clone()
+            && let Some(saved) = self.find_saved(&id, &whole).await?
+        {
+            let (context, saved_whole) = (Arc::clone(&self), whole.clone());
+            // As if it had been written down at once: then the rest is never sealed.
+            blocking(move || context.write_seal(&saved_whole)).await?;
+            return Ok(UploadOutcome::WholeSaved(whole, Box::new(saved)));
+        }
         let origin = SealedOrigin::new(id.to_string(), sealed, self.order.upload_rate);
         let source = MirrorSource::checkpoint(&id, Arc::new(origin));
         let published = match mirror_source(mirror, &source, MIRROR_CONFIG, &progress).await {
@@ -244,26 +282,34 @@ impl SaveContext {
             }
             published => published?,
         };
-        let saved = SavedCheckpoint {
-            id,
-            manifest: published.latest_ref.manifest,
-            generation: 1,
-            complete: unit.complete,
-            files: unit.seal.files.len() as u64,
-            bytes: unit.seal.bytes(),
-            written: time(unit.written),
-            saved: SystemTime::now().into(),
-            seconds: begin.elapsed().as_secs_f64(),
-            previous_complete: None,
-        };
-        let saved = mirror.enter_checkpoint(saved).await?;
+        let (manifest, seconds) = (published.latest_ref.manifest, begin.elapsed().as_secs_f64());
+        let saved = mirror.enter_checkpoint(unit.saved(id, manifest, seconds)).await?;
         // Its disk may have gone meanwhile.
         self.mirror().await?;
         let removed = match self.order.keep.filter(|_| saved.complete) {
-            Some(keep) => mirror.prune_checkpoints(&self.order.project, keep.get() as usize).await,
+            Some(keep) => mirror.prune_checkpoints(&saved.id, keep.get() as usize).await,
             None => Ok(Vec::new()),
         };
         Ok(UploadOutcome::Saved(Box::new(saved), removed))
+    }
+
+    /// The index entry of a unit that may be gone, if it is in the mirror just as it was sealed. An entry that lacks is written.
+    async fn find_saved(
+        self: &Arc<Self>,
+        id: &CheckpointId,
+        unit: &SettledUnit,
+    ) -> Result<Option<SavedCheckpoint>> {
+        let sealed = SealedUnit::earlier(unit.seal.clone(), Arc::clone(&self.directory));
+        let origin = SealedOrigin::new(id.to_string(), Arc::new(sealed), None);
+        let (mirror, source) = (self.mirror().await?, MirrorSource::checkpoint(id, Arc::new(origin)));
+        let Some(found) = find_mirrored(mirror, &source, MIRROR_CONFIG).await? else { return Ok(None) };
+        let entered = mirror.checkpoint(id).await.ok().flatten();
+        match entered.filter(|entry| entry.manifest == found.manifest) {
+            Some(entry) => Ok(Some(entry)),
+            None => {
+                mirror.enter_checkpoint(unit.saved(id.clone(), found.manifest, found.took)).await.map(Some)
+            }
+        }
     }
 }
 

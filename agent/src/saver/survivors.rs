@@ -48,7 +48,7 @@ impl Saver {
             }
             let outcome = self.begin(unit.clone()).outcome().await;
             match &outcome {
-                Ok(UploadOutcome::Saved(..)) => {}
+                Ok(UploadOutcome::Saved(..) | UploadOutcome::WholeSaved(..)) => {}
                 // The others first: what fails for long must not keep them waiting.
                 Err(_) => self.survivors.insert(0, unit.clone()),
                 Ok(_) => self.record.report.given_up = true,
@@ -138,6 +138,7 @@ impl Saver {
             return None;
         }
         let complete = unit.complete && has_all_sealed && torn.is_empty();
-        Some(SettledUnit { seal: survivors, complete, without_leases: true, ..unit.clone() })
+        let whole = unit.whole.clone().or_else(|| (!has_all_sealed).then(|| Box::new(unit.clone())));
+        Some(SettledUnit { seal: survivors, complete, without_leases: true, whole, ..unit.clone() })
     }
 }

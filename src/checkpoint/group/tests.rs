@@ -3,7 +3,6 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::checkpoint::CheckpointId;
 use crate::digest::Digest;
 
 fn saved(job: &str, name: &str, rank: u32, written: i64, complete: bool) -> SavedCheckpoint {
@@ -136,6 +135,11 @@ fn latest_never_mixes_ranks_of_different_times() {
     assert_eq!(found.name(), "step-1");
 }
 
+/// The id of a checkpoint that is not there.
+fn elsewhere() -> CheckpointId {
+    CheckpointId::new("p", "elsewhere", "step-1", 0).expect("an id")
+}
+
 #[test]
 fn superseded_are_the_oldest_that_are_whole_and_complete() {
     let mut all: Vec<_> = (1..=4).map(|step| saved("a", &format!("step-{step}"), 0, step, true)).collect();
@@ -143,7 +147,7 @@ fn superseded_are_the_oldest_that_are_whole_and_complete() {
     all.push(saved("a", ".", 0, 0, true));
     let of = |keep| {
         let groups = group(all.clone());
-        superseded(&groups, keep).map(|group| group.name().to_owned()).collect::<Vec<_>>()
+        superseded(&groups, keep, &elsewhere()).map(|group| group.name().to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(of(2), ["step-1", "step-2"]);
     assert_eq!(of(0), of(1), "the latest stays");
@@ -152,12 +156,25 @@ fn superseded_are_the_oldest_that_are_whole_and_complete() {
 }
 
 #[test]
+fn superseded_spares_what_was_just_entered() {
+    // As where the clock of the node that wrote step-2 was ahead.
+    let groups = group((1..=2).map(|step| saved("a", &format!("step-{step}"), 0, step, true)));
+    let of = |name: &str, rank| {
+        let entered = CheckpointId::new("p", "a", name, rank).expect("an id");
+        superseded(&groups, 1, &entered).map(|group| group.name().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(of("step-1", 0), [""; 0]);
+    assert_eq!(of("step-1", 1), [""; 0], "another rank of it");
+    assert_eq!(of("step-2", 0), ["step-1"]);
+}
+
+#[test]
 fn superseded_counts_no_mixture_of_ranks() {
     let [first, second] = [0, 1].map(|rank| saved("a", "last", rank, 100, true));
     let step = [0, 1].map(|rank| saved("a", "step-1", rank, 50, true));
     let of = |ranks: [SavedCheckpoint; 2]| {
         let groups = group(step.iter().cloned().chain(ranks));
-        superseded(&groups, 1).map(|group| group.name().to_owned()).collect::<Vec<_>>()
+        superseded(&groups, 1, &elsewhere()).map(|group| group.name().to_owned()).collect::<Vec<_>>()
     };
     let [done, other] = [again(&first, 300, true), again(&second, 301, true)];
     assert_eq!(of([done.clone(), second]), [""; 0]);
@@ -173,7 +190,7 @@ fn superseded_spares_a_checkpoint_of_more_ranks_than_each_newer_one() {
     let mut all: Vec<_> = of_ranks("a", 1, 0..2).chain(of_ranks("a", 2, 0..2)).collect();
     let of = |all: &[SavedCheckpoint], keep| {
         let groups = group(all.to_vec());
-        superseded(&groups, keep).map(|group| group.name().to_owned()).collect::<Vec<_>>()
+        superseded(&groups, keep, &elsewhere()).map(|group| group.name().to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(of(&all, 1), ["step-1"]);
     all.extend(of_ranks("b", 3, 0..1));

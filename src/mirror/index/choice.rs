@@ -146,17 +146,17 @@ impl Mirror {
         Ok(if selector.name.is_some() { found.manifest } else { saved.manifest })
     }
 
-    /// Removes the oldest checkpoints of `project` that are whole and complete, but for the `keep` newest of these. Returns
-    /// those that it removed; damaged entries stay.
+    /// Removes the oldest checkpoints of a project that are whole and complete, but for the `keep` newest of these, and for that of
+    /// `entered`, which was just saved. Returns those that it removed; damaged entries stay.
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn prune_checkpoints(&self, project: &str, keep: usize) -> Result<Vec<CheckpointId>> {
-        let (groups, _) = self.checkpoint_groups(Some(project), None).await?;
+    pub async fn prune_checkpoints(&self, entered: &CheckpointId, keep: usize) -> Result<Vec<CheckpointId>> {
+        let (groups, _) = self.checkpoint_groups(Some(entered.project()), None).await?;
         let mut removed = Vec::new();
-        for saved in superseded(&groups, keep).flat_map(CheckpointGroup::ranks) {
-            // Another rank may have been faster.
-            if self.remove_checkpoint(&saved.id).await? {
+        for saved in superseded(&groups, keep, entered).flat_map(CheckpointGroup::ranks) {
+            // Another saver may have removed it, or its job have saved it again, so that it is the newest.
+            if self.remove_unchanged(saved).await? {
                 removed.push(saved.id.clone());
             }
         }

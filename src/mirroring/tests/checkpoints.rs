@@ -261,6 +261,29 @@ async fn checkpoint_entered_by_several_savers_at_once_loses_no_generation() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn checkpoint_that_is_saved_again_is_not_removed_as_what_it_was() {
+    let directory = tempfile::tempdir().expect("directory");
+    for mirror in [mirror(Arc::new(InMemory::new())), directory_mirror(directory.path())] {
+        let (id, files) = (id("p", "j", "last", 0), |size| FileTree::from([(b"a".to_vec(), noise(size, 3))]));
+        let is_there = async || mirror.checkpoint_ref(&id).await.is_ok();
+        let listed = save(&mirror, id.clone(), &files(1)).await;
+        // Another saver has published it, and then entered it.
+        let source = MirrorSource::checkpoint(&id, origin(&files(2)));
+        let published = mirror_source(&mirror, &source, CONFIG, &MirrorProgress::default()).await;
+        let manifest = published.expect("published").latest_ref.manifest;
+        assert!(!mirror.remove_unchanged(&listed).await.expect("looked") && is_there().await);
+        assert_eq!(mirror.checkpoint(&id).await.expect("read"), Some(listed.clone()));
+        let next = SavedCheckpoint { manifest, ..listed.clone() };
+        let entered = mirror.enter_checkpoint(next).await.expect("entered");
+        assert!(!mirror.remove_unchanged(&listed).await.expect("looked") && is_there().await);
+        assert_eq!(mirror.checkpoint(&id).await.expect("read"), Some(entered.clone()));
+        assert!(mirror.remove_unchanged(&entered).await.expect("removed") && !is_there().await);
+        assert!(!mirror.remove_unchanged(&entered).await.expect("it is gone"));
+        assert_eq!(mirror.checkpoint(&id).await.expect("read"), None);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn collect_of_a_mirror_whose_last_complete_generation_is_damaged_deletes_nothing() {
     let store = Arc::new(InMemory::new());
     let mirror = mirror(store.clone());

@@ -89,6 +89,20 @@ fn rotation_faster_than_the_upload_saves_the_newest_and_reports_what_it_skipped(
 }
 
 #[test]
+fn job_that_deletes_many_checkpoints_before_they_are_saved_has_few_events() {
+    let saving = SavingMachine::new();
+    // Each hundred is there for a scan, and not long enough for a seal.
+    let script = "cd $BT_CHECKPOINT_DIR && for round in 1 2 3; do
+        for n in $(seq ${round}00 ${round}99); do mkdir $n && echo x > $n/model; done; sleep 1.7; rm -r *; done";
+    let number = saving.submit("churn", script);
+    let status = saving.ended(&number);
+    let told = events(&status);
+    let deleted = told.iter().filter(|event| event.contains(" was deleted by the job before it was saved"));
+    assert_eq!(deleted.count(), 100, "{told:?}");
+    assert!(told.iter().any(|event| event.ends_with("; more events of that kind are left out for an hour")));
+}
+
+#[test]
 fn checkpoint_deleted_file_by_file_stays_saved_as_it_was() {
     let saving = SavingMachine::new();
     let flag = saving.machine.directory("flag");
@@ -117,25 +131,55 @@ fn checkpoint_that_cannot_be_sealed_delays_no_other() {
     let machine = Machine::new();
     let saving = SavingMachine { agent: start_with(&machine, "[volumes]\ngive_up = \"5s\""), machine };
     let flag = saving.machine.directory("flag");
-    // A file whose path is longer than one that can be opened.
+    // A file that nobody else can open as long as its job has a lease of it.
     let script = format!(
         "cd $BT_CHECKPOINT_DIR && python3 -c \"
+import fcntl, os, signal, time
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+os.mkdir('leased')
+open('leased/model', 'w').close()
+file = os.open('leased/model', os.O_RDONLY)
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+time.sleep(4)
+os.mkdir('good')
+for name in ('model', '.metadata'):
+    open('good/' + name, 'w').close()
+while not os.path.exists('{}/go'):
+    time.sleep(0.1)
+\"",
+        text(&flag)
+    );
+    let number = saving.submit("leased", &script);
+    saving.await_event(&number, "saved good (generation 1, complete)");
+    let status = saving.status(&number);
+    let told = events(&status);
+    assert!(told.iter().any(|event| event.starts_with("cannot save leased, and tries again: ")), "{told:?}");
+    assert!(checkpoints(&status).iter().any(|one| one.0 == "leased" && one.1 == "writing"), "{status}");
+    fs::write(flag.join("go"), "").unwrap();
+    assert_eq!(saving.ended(&number)["state"], "TRAINING_JOB_COMPLETED");
+}
+
+#[test]
+fn checkpoint_with_a_path_that_is_too_long_is_saved_without_it_and_its_job_fails() {
+    let saving = SavingMachine::new();
+    let script = "cd $BT_CHECKPOINT_DIR && python3 -c \"
 import os
 os.mkdir('deep')
 os.chdir('deep')
+open('model', 'w').close()
 for _ in range(16):
     os.mkdir('d' * 250)
     os.chdir('d' * 250)
 open('f' * 200, 'w').close()
-\" && sleep 4 && mkdir good && echo good > good/model && touch good/.metadata && while [ ! -e {}/go ]; do sleep 0.1; done",
-        text(&flag)
-    );
-    let number = saving.submit("deep", &script);
-    saving.await_event(&number, "saved good (generation 1, complete)");
-    fs::write(flag.join("go"), "").unwrap();
+\"";
+    let number = saving.submit("deep", script);
     let status = saving.ended(&number);
     assert_eq!(status["state"], "TRAINING_JOB_FAILED", "{status}");
+    assert_eq!(saving.files("bt://p@deep/deep"), Some(Files::from([file("model", "")])), "{status}");
     let told = events(&status);
-    assert!(told.iter().any(|event| event.starts_with("cannot save deep, and tries again: ")), "{told:?}");
+    let is_named = |event: &String| {
+        event.starts_with("/mnt/ckpts/deep/ddd") && event.ends_with("fff is not saved: its path is too long")
+    };
+    assert!(told.iter().any(is_named), "{told:?}");
     assert!(saving.volume("deep").join("checkpoints/deep").exists(), "kept");
 }

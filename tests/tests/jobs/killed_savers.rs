@@ -12,7 +12,9 @@ use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::kit::{campaign_rounds, text};
-use super::saving::{SavingMachine, checkpoints, mirror, saved_files, saved_names, start};
+use super::saving::{
+    Files, SavingMachine, checkpoints, file, mirror, saved, saved_files, saved_names, start,
+};
 
 /// How many things are killed in all runs of the suite, and how many at night.
 const ROUNDS: usize = 4;
@@ -197,4 +199,38 @@ fn saver_that_finished_while_the_job_runs_is_started_again() {
     let status = saving.ended(&number);
     assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
     assert!(saving.files("bt://p@early/b").is_some(), "{status}");
+}
+
+#[test]
+fn checkpoint_whose_save_was_not_written_down_is_not_replaced_by_its_rest() {
+    let saving = SavingMachine::new();
+    let flags = saving.machine.directory("flags");
+    let command = format!(
+        "cd $BT_CHECKPOINT_DIR && mkdir a && echo a > a/model && echo b > a/optimizer && touch a/.metadata
+         while [ ! -e {0}/prune ]; do sleep 0.1; done; rm a/optimizer
+         while [ ! -e {0}/go ]; do sleep 0.1; done; exit 3",
+        text(&flags)
+    );
+    let number = saving.submit("unwritten", &command);
+    saving.take_mirror_away();
+    let sealed = ("a".to_owned(), "sealed".to_owned(), true, 0);
+    eventually("it is sealed", || checkpoints(&saving.status(&number)).contains(&sealed));
+    let record = saving.volume("unwritten").join("saver.json");
+    let before = fs::read(&record).unwrap();
+    saving.bring_mirror_back();
+    saving.await_event(&number, "saved a ");
+    // As where the disk was full when it was saved, or the saver was killed in that moment.
+    let savers = saving.machine.savers();
+    savers.iter().for_each(|pid| kill_process(*pid, Signal::STOP).unwrap());
+    fs::write(&record, before).unwrap();
+    fs::write(flags.join("prune"), "").unwrap();
+    let pruned = saving.volume("unwritten").join("checkpoints/a/optimizer");
+    eventually("its job deletes a part", || !pruned.exists());
+    kill_and_wait(&savers);
+    eventually("there is another one", || !saving.machine.savers().is_empty());
+    fs::write(flags.join("go"), "").unwrap();
+    let status = saving.ended(&number);
+    assert_eq!(checkpoints(&status), [saved("a", true, 1)], "{status}");
+    let whole = Files::from([file("model", "a\n"), file("optimizer", "b\n"), file(".metadata", "")]);
+    assert_eq!(saving.files("bt://p@unwritten/a"), Some(whole), "{status}");
 }

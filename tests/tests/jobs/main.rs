@@ -16,6 +16,7 @@ mod damage;
 mod foreign_writers;
 mod hostile_writers;
 mod hub_caches;
+mod keep;
 mod killed_savers;
 mod kills;
 mod kit;

@@ -7,7 +7,8 @@ use bdnfs_tests::process::{eventually, kill_and_wait};
 use serde_json::Value;
 
 use super::kit::{events, job, text};
-use super::saving::{Files, SavingMachine, checkpoints, file, mirror, saved};
+use super::saving::{Files, SavingMachine, checkpoints, file, mirror, saved, start_with};
+use bdnfs_tests::machine::Machine;
 
 /// A command that waits until there is a file `name` in the directory `flags`.
 fn wait_for(flags: &Path, name: &str) -> String {
@@ -89,6 +90,73 @@ fn checkpoint_being_written_when_the_job_is_stopped_is_torn_unless_that_ends_in_
         assert!(found.contains(&saved("a", true, 1)), "{status}");
         // Only a hint tells that a job that was stopped had finished it.
         assert_eq!(found.contains(&saved("b", false, 1)), state == "saved", "{status}");
+    }
+}
+
+#[test]
+fn checkpoint_that_a_killed_process_closes_while_its_job_winds_down_is_torn() {
+    let saving = SavingMachine::new();
+    let flags = saving.machine.directory("flags");
+    let (begin, more) = (
+        "cd $BT_CHECKPOINT_DIR && mkdir a b && echo a > a/model && touch a/.metadata",
+        "echo more; sleep 0.1",
+    );
+    // Each has time for a seal of what its writer has closed: the first a shell that ends later, the second a process that is left.
+    let stopped = format!(
+        "trap 'sleep 6; exit 1' TERM; {begin}
+        sh -c 'exec > b/model; while :; do {more}; done' & wait; wait"
+    );
+    let killed = format!(
+        "{begin}; (trap '' TERM; exec sleep 100) & exec > b/model; while [ ! -e {}/go ]; do {more}; done; kill -KILL $$",
+        text(&flags)
+    );
+    for (id, command) in [("stopped", stopped), ("killed", killed)] {
+        let number = saving.submit(id, &command);
+        saving.await_event(&number, "saved a ");
+        match id {
+            "stopped" => drop(job(&saving.machine, &["stop", &number]).succeeds()),
+            _ => fs::write(flags.join("go"), "").unwrap(),
+        }
+        let status = saving.ended(&number);
+        assert!(checkpoints(&status).iter().any(|one| one.0 == "b" && one.1 == "torn"), "{status}");
+        assert_eq!(saving.files(&format!("bt://p@{id}/b")), None, "{status}");
+    }
+}
+
+#[test]
+fn checkpoint_of_a_worker_that_was_killed_below_its_launcher_is_saved_and_not_the_latest() {
+    let saving = SavingMachine::new();
+    // As torchrun, which ends with 1 whatever has killed its worker.
+    let command = "cd $BT_CHECKPOINT_DIR && mkdir a b && echo a > a/model && touch a/.metadata && sleep 4
+        sh -c 'echo half > b/model; kill -KILL $$'; exit 1";
+    let number = saving.submit("launcher", command);
+    let status = saving.ended(&number);
+    assert_eq!(checkpoints(&status), [saved("a", true, 1), saved("b", false, 1)], "{status}");
+    let url = format!("file://{}", mirror(&saving.machine).display());
+    let latest = saving.machine.run(&["checkpoint", "show", "bt://p", "--mirror", &url]).succeeds();
+    assert!(latest.contains("bt://p@launcher/a"), "{latest}");
+}
+
+#[test]
+fn stopped_job_whose_mirror_stays_away_names_the_directory() {
+    let machine = Machine::new();
+    let saving = SavingMachine { agent: start_with(&machine, "[volumes]\ngive_up = \"1s\""), machine };
+    saving.take_mirror_away();
+    for (code, state) in [(0, "TRAINING_JOB_FAILED"), (1, "TRAINING_JOB_STOPPED")] {
+        let id = format!("away{code}");
+        let command = format!(
+            "trap 'exit {code}' TERM; cd $BT_CHECKPOINT_DIR && mkdir a && echo a > a/model && touch a/.metadata
+            while :; do sleep 0.1; done"
+        );
+        let number = saving.submit(&id, &command);
+        await_sealed(&saving, &number, "a", true);
+        job(&saving.machine, &["stop", &number]).succeeds();
+        let status = saving.ended(&number);
+        assert_eq!((&status["state"], &status["exit"]["code"]), (&state.into(), &code.into()), "{status}");
+        assert_eq!(status["exit_code"], if code == 0 { 125 } else { 1 }, "{status}");
+        let directory = saving.volume(&id).join("checkpoints");
+        let why = status["why"]["message"].as_str().unwrap();
+        assert!(why.ends_with(&format!("they are kept in {}", text(&directory))), "{why}");
     }
 }
 

@@ -42,7 +42,8 @@ pub fn run(order: &SupervisorOrder, directory: &JobDirectory) -> Result<JobExit>
         })
         .context("cannot start a thread")?;
     let run = async {
-        let exit = CommandRunner::new(order)?.run([stdout_input, stderr_input].map(File::from)).await;
+        let exit =
+            CommandRunner::new(order, directory)?.run([stdout_input, stderr_input].map(File::from)).await;
         // A process that escaped may hold the pipe open.
         let _ = tokio::time::timeout(LOG_FLUSH_TIMEOUT, written.1).await;
         Ok(exit)
@@ -65,6 +66,7 @@ fn not_started(error: &io::Error) -> JobExit {
 
 struct CommandRunner<'a> {
     order: &'a SupervisorOrder,
+    directory: &'a JobDirectory,
     children: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
     quit: tokio::signal::unix::Signal,
@@ -73,10 +75,11 @@ struct CommandRunner<'a> {
 }
 
 impl<'a> CommandRunner<'a> {
-    fn new(order: &'a SupervisorOrder) -> Result<Self> {
+    fn new(order: &'a SupervisorOrder, directory: &'a JobDirectory) -> Result<Self> {
         let catch = |kind| signal(kind).context("cannot receive signals");
         let runner = Self {
             order,
+            directory,
             children: catch(SignalKind::child())?,
             terminate: catch(SignalKind::terminate())?,
             quit: catch(SignalKind::quit())?,
@@ -104,6 +107,7 @@ impl<'a> CommandRunner<'a> {
             }
         }
         exit.stopped = self.deadline.is_some();
+        self.directory.release_commands_lock();
         drop(output);
         self.end_rest().await;
         exit
@@ -143,6 +147,7 @@ impl<'a> CommandRunner<'a> {
     }
 
     fn stop(&mut self, grace: Duration) {
+        self.directory.release_commands_lock();
         if !grace.is_zero() {
             processes::signal(Signal::TERM);
             // A stopped process would not handle the signal.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use bdnfs_agent::api::client::{Client, ClientError};
-use bdnfs_agent::api::job::{JobEvent, JobState, JobStatus, OutputStream};
+use bdnfs_agent::api::job::{JobEvent, JobState, JobStatus, OutputStream, event_count, events_after};
 
 use super::show;
 use crate::output;
@@ -54,16 +54,17 @@ async fn events(client: &Client, id: u64, format: FollowFormat) -> Result<JobSta
     let (mut seen, mut display, mut reported) = (0, None::<ProgressDisplay>, false);
     loop {
         let job = poll(client, id, seen).await?;
-        if job.events.len() > seen {
+        let count = event_count(&job.events);
+        if count > seen {
             display = None;
         }
-        for event in job.events.iter().skip(seen) {
+        for event in events_after(&job.events, seen) {
             print_event(event, format)?;
             if event.state == JobState::Running && !format.json && !std::mem::replace(&mut reported, true) {
                 eprint!("{}", show::format_report(&job));
             }
         }
-        seen = job.events.len();
+        seen = count;
         match &job.staging {
             Some(progress) if !format.json => {
                 display.get_or_insert_with(|| ProgressDisplay::new("staging", progress)).show(progress);
@@ -138,7 +139,8 @@ pub fn check_exit(job: &JobStatus) -> Result<()> {
 pub fn check_completed(job: &JobStatus) -> Result<()> {
     match (job.state, &job.why) {
         (JobState::Completed, _) => Ok(()),
-        (JobState::Stopped, _) => anyhow::bail!("job {} was stopped", job.id),
+        (JobState::Stopped, Some(why)) => anyhow::bail!("job {} was stopped: {why}", job.id),
+        (JobState::Stopped, None) => anyhow::bail!("job {} was stopped", job.id),
         (_, Some(why)) => anyhow::bail!("job {} failed: {why}", job.id),
         (state, None) => anyhow::bail!("job {} is {state}", job.id),
     }

@@ -93,10 +93,14 @@ fn format_saving(job: &JobStatus) -> String {
     out
 }
 
-/// An event in one line.
+/// An event in one line, below one that says how many are left out before it.
 pub fn format_event(event: &JobEvent) -> String {
     let at = event.at.to_rfc3339_opts(SecondsFormat::Millis, true);
-    format!("{at} {} {}", event.state, text::printable(event.text.as_bytes()))
+    let before = match event.left_out {
+        0 => String::new(),
+        left_out => format!("({} left out)\n", text::count(left_out as u64, "event")),
+    };
+    format!("{before}{at} {} {}", event.state, text::printable(event.text.as_bytes()))
 }
 
 /// The report of a deployment as a table and a line below; empty before the job is deployed.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use bdnfs_agent::api::client::Client;
-use bdnfs_agent::api::job::JobStatus;
+use bdnfs_agent::api::job::{JobStatus, event_count};
 use clap::ValueEnum;
 
 use super::{JobArgs, follow};
@@ -66,7 +66,7 @@ pub async fn wait_for(client: &Client, id: u64, until: WaitCondition) -> Result<
         WaitCondition::Ended => false,
     };
     while !job.state.is_last() && !is_met(&job) {
-        job = follow::poll(client, id, job.events.len()).await?;
+        job = follow::poll(client, id, event_count(&job.events)).await?;
     }
     Ok(job)
 }
