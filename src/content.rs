@@ -233,13 +233,17 @@ impl Content {
             return recent;
         }
         let len = (range.end - range.start) as usize;
+        let is_here = || block::touched(&range).all(|index| self.is_present(index));
         let bytes = match (self.whole(), self.part()) {
             (Some(file), _) => crate::cache::io::read(&file, range.start, len)
                 .map_err(|e| Error::disk(format!("cannot read blob {}", self.blob.key), e)),
-            (None, Some(partial))
-                if !self.awaits_proof() && block::touched(&range).all(|i| self.is_present(i)) =>
-            {
-                partial.read(range.start, len)
+            (None, Some(partial)) if !self.awaits_proof() && is_here() => {
+                let read = partial.read(range.start, len);
+                // Doubted meanwhile, the disk may have given anything.
+                if !is_here() {
+                    return None;
+                }
+                read
             }
             _ => return None,
         };

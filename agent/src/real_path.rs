@@ -10,5 +10,7 @@ pub fn real_path(path: &Path) -> Option<PathBuf> {
     let there = path.ancestors().find(|above| !is_missing(above))?;
     let below = path.strip_prefix(there).ok()?;
     let is_plain = below.components().all(|part| matches!(part, Component::Normal(_)));
-    is_plain.then_some(there.canonicalize().ok()?.join(below))
+    let there = there.canonicalize().ok().filter(|_| is_plain)?;
+    // To join nothing would add a slash.
+    Some(if below.as_os_str().is_empty() { there } else { there.join(below) })
 }

@@ -145,8 +145,6 @@ impl PartialBlob {
 
     /// Doubts all that is here, since the disk has failed to keep some of it. What has no check beside it is forgotten.
     pub(super) fn doubt_all(&self) {
-        // ext4 would write these pages again without converting their unwritten extents, and so to no effect.
-        io::forget_pages(&self.file);
         let map = self.map.as_ref().map(Mutex::lock);
         (0..self.presence.blocks()).for_each(|index| self.presence.doubt(index));
         let noted = match &map {
@@ -159,6 +157,9 @@ impl PartialBlob {
         if let Err(error) = noted {
             tracing::debug!(key = %self.key, %error, "cannot record that a part is doubted");
         }
+        // Last, for until then readers have the right bytes from them. ext4 would write these pages again without converting their
+        // unwritten extents, and so to no effect.
+        io::forget_pages(&self.file);
     }
 
     /// Verifies a block that is said to be here, and forgets it when it is damaged. True where nothing wrong

@@ -54,6 +54,16 @@ impl SavedCheckpoint {
         self.complete.then(|| self.clone()).into_iter().chain(previous)
     }
 
+    /// The checkpoint with no time of a change that is later than when it was saved: files may be dated ahead.
+    pub(crate) fn dated_by_its_save(mut self) -> Self {
+        self.written = self.written.min(self.saved);
+        if let Some(previous) = &mut self.previous_complete {
+            previous.written = previous.written.min(previous.saved);
+            previous.until = previous.until.min(self.saved);
+        }
+        self
+    }
+
     /// The checkpoint as it was when it was last complete.
     pub fn as_last_complete(&self) -> Option<Self> {
         self.complete_states().next()

@@ -161,7 +161,8 @@ impl Mirror {
         if entry.saved.id != *id {
             return Err(fault(format!("it is that of {}", entry.saved.id)));
         }
-        Ok(entry.saved)
+        // Earlier versions did not see to that.
+        Ok(entry.saved.dated_by_its_save())
     }
 
     /// The ref of a saved checkpoint: its entry may be of an earlier generation.

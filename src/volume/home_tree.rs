@@ -192,6 +192,20 @@ fn is_quiet(
     Ok(is_left && ScannedFile::of(&opened).is_ok_and(|now| now == *found))
 }
 
+impl VolumeDirectory {
+    /// Has whatever was done to the file at `path` below it count as done now; neither its content nor its time of modification
+    /// change. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](crate::error::Kind::Disk).
+    pub fn touch_change(&self, path: &[u8]) -> Result<()> {
+        let fault = |e: Errno| Error::disk(format!("cannot change {}", self.name(path)), e.into());
+        let Some(opened) = self.open_file(path)? else { return Ok(()) };
+        let mode = Mode::from_raw_mode(rustix::fs::fstat(&opened).map_err(fault)?.st_mode);
+        rustix::fs::fchmod(&opened, mode).map_err(fault)
+    }
+}
+
 /// When a merge is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MergeDurability {

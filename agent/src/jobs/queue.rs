@@ -18,7 +18,7 @@ use super::record::JobRecord;
 use super::supervisor::log;
 use super::validation;
 use crate::api::container_volume::ContainerVolumeStatus;
-use crate::api::job::{JobRequest, JobStatus, LogChunk};
+use crate::api::job::{JobRequest, JobStatus, LogChunk, event_count};
 use crate::api::saving::UnsavedDirectory;
 use crate::api::{ApiResult, Failure};
 use crate::context::Context;
@@ -38,6 +38,8 @@ const JOB_RECORDS_DIRECTORY: &str = "jobs";
 const ENDED_JOBS_KEPT: usize = 200;
 /// How long the status of a job is held back for another event.
 const STATUS_POLL_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an answer waits of which events are left out.
+const LEFT_OUT_PAUSE: Duration = Duration::from_millis(200);
 /// How long a status request waits while a job is staged, whose progress changes all the time, and while a log is followed.
 const PROGRESS_POLL_TIMEOUT: Duration = Duration::from_millis(200);
 /// How often a log is read meanwhile.
@@ -161,7 +163,12 @@ impl JobQueue {
             () = tokio::time::sleep(timeout) => {}
             () = self.services.lifecycle.await_closing() => return Err(Failure::closing()),
         }
-        Ok(job.status())
+        let status = job.status();
+        if event_count(&status.events) > status.events.len() {
+            // A client that does not count those that are left out asks again at once.
+            tokio::time::sleep(LEFT_OUT_PAUSE).await;
+        }
+        Ok(status)
     }
 
     /// The status of all jobs, each with the last of its events.

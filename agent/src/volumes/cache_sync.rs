@@ -13,15 +13,14 @@
 //! disk. What a power cut has left of such a home is pulled again (`home_recovery`).
 
 mod home_claim;
+mod home_pull;
 mod home_recovery;
 mod home_report;
 mod sync_state;
 #[cfg(test)]
 mod tests;
 
-use std::fs::{self, DirBuilder, File};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::fs::File;
 use std::sync::Arc;
 
 use bdnfs::digest::Digest;
@@ -36,10 +35,7 @@ use bdnfs::mirroring::{
 use bdnfs::source::Patterns;
 use bdnfs::task::blocking;
 use bdnfs::tree_merge::{MergePlan, MergeTree, is_changed, is_hidden_change, merge, tree_of};
-use bdnfs::volume::{
-    FormerFiles, MergeDurability, SealedOrigin, VolumeDirectory, apply_merge, former_files,
-    ignore_lease_signal,
-};
+use bdnfs::volume::{FormerFiles, SealedOrigin, VolumeDirectory, former_files, ignore_lease_signal};
 
 use super::cache_home::CacheHome;
 use super::trash;
@@ -47,8 +43,6 @@ use crate::context::Context;
 pub use home_report::{LIVING_REPORT_AGE, REPORT_INTERVAL, UnsavedElsewhere};
 pub use sync_state::SyncState;
 
-/// The directory beside the tree with what is pulled.
-const INCOMING_DIRECTORY: &str = "incoming";
 /// How often a save is tried when another node saves at the same time, or files are changed while they are read.
 const SAVE_ATTEMPT_LIMIT: u32 = 5;
 
@@ -190,10 +184,12 @@ impl CacheSync {
             let ours = scan.tree(since);
             let plan = merge(&base, &ours, &theirs);
             let is_kept = |path: &Vec<u8>| !plan.take.contains(path) && !plan.remove.contains(path);
-            let hides = ours.iter().any(|(path, now)| is_hidden_change(base.get(path), now) && is_kept(path));
-            Ok((plan, theirs, hides.then_some(since)))
+            let hides =
+                |(path, now): &(&Vec<u8>, &_)| is_hidden_change(base.get(*path), now) && is_kept(path);
+            let hidden: Vec<_> = ours.iter().filter(hides).map(|(path, _)| path.clone()).collect();
+            Ok((plan, theirs, hidden))
         };
-        let (plan, theirs, since) = self.with_home(read).await?;
+        let (plan, theirs, hidden) = self.with_home(read).await?;
         let incoming = self.home.incoming();
         if !plan.take.is_empty() {
             download_some(&self.mirror, &id, &incoming, plan.take.clone(), progress).await?;
@@ -206,7 +202,7 @@ impl CacheSync {
             conflicts: conflicts.iter().cloned().collect(),
             ..pulled
         };
-        self.with_home(move |home| home.finish_pull(&plan, &theirs, &id, since)).await?;
+        self.with_home(move |home| home.finish_pull(&plan, &theirs, &id, &hidden)).await?;
         Ok(pulled)
     }
 
@@ -330,49 +326,6 @@ impl CacheHome {
         self.write_sync_state(&empty)?;
         trash::empty(self.trash().to_owned());
         Ok(())
-    }
-
-    /// The directory with what is pulled, until it is in its place.
-    fn incoming(&self) -> PathBuf {
-        self.path().join(INCOMING_DIRECTORY)
-    }
-
-    /// Makes the tree, if it is not there, and an empty directory for what is pulled, without what an interrupted run has left.
-    fn begin_pull(&self) -> Result<()> {
-        let (failed, incoming) = (|| format!("cannot write to {}", self.path().display()), self.incoming());
-        self.create_tree().and_then(|()| self.move_to_trash(&incoming)).with_context(failed)?;
-        DirBuilder::new().mode(0o700).create(&incoming).with_context(failed)
-    }
-
-    /// Moves what was pulled to its place, and notes that the home is now what `manifest` says, but for changes from the time `since`
-    /// on; `None`: from now on.
-    fn finish_pull(
-        &self,
-        plan: &MergePlan,
-        theirs: &MergeTree,
-        manifest: &Digest,
-        since: Option<i64>,
-    ) -> Result<()> {
-        let (tree, incoming) = (self.tree(), self.incoming());
-        let durability = match self.sync_state()? {
-            SyncState { manifest: None, begun_in: Some(_), .. } => MergeDurability::Later,
-            _ => MergeDurability::Now,
-        };
-        let (directory, source) = (VolumeDirectory::open(&tree)?, VolumeDirectory::open(&incoming)?);
-        apply_merge(&directory, &source, theirs, plan, durability)?;
-        // Also what interrupted runs have left of other snapshots.
-        let failed = || format!("cannot remove {}", incoming.display());
-        for entry in fs::read_dir(self.path()).with_context(failed)? {
-            let entry = entry.with_context(failed)?;
-            if entry.file_name().as_encoded_bytes().starts_with(INCOMING_DIRECTORY.as_bytes()) {
-                self.move_to_trash(&entry.path()).with_context(failed)?;
-            }
-        }
-        trash::empty(self.trash().to_owned());
-        let (manifest, state) = (Some(manifest.to_string()), self.sync_state()?);
-        let since = since.map_or_else(|| self.time(), Ok)?;
-        let begun_in = state.begun_in.filter(|_| durability == MergeDurability::Later);
-        self.write_sync_state(&SyncState { manifest, since, begun_in, ..state })
     }
 
     /// Notes that there is nothing to save but what comes at `unsaved_since` or later.

@@ -10,11 +10,12 @@
 //! job has written; so none of those may stay.
 
 use bdnfs::boot;
-use bdnfs::error::Result;
+use bdnfs::error::{Kind, Result};
 use bdnfs::tree_merge::{MergePlan, MergeTree};
 use bdnfs::volume::{MergeDurability, VolumeDirectory, apply_merge};
 
 use super::SyncState;
+use crate::context::Context;
 use crate::volumes::cache_home::CacheHome;
 
 impl CacheHome {
@@ -35,8 +36,16 @@ impl CacheHome {
         if *begun_in == boot::id_line()? {
             return Ok(());
         }
+        self.create_tree().with_context(|| format!("cannot create {}", self.tree().display()))?;
         let directory = VolumeDirectory::open(&self.tree())?;
-        let remove = directory.walk()?.untouched_since(state.since);
+        let remove = match directory.walk() {
+            Ok(scan) => scan.untouched_since(state.since),
+            Err(error) if error.kind() == Kind::Invalid => {
+                tracing::warn!("{self} was begun without waiting for the disk, and is emptied: {error}");
+                return self.discard();
+            }
+            Err(error) => return Err(error),
+        };
         tracing::warn!(
             "{self} was begun without waiting for the disk: {} entries are pulled again",
             remove.len()

@@ -97,6 +97,7 @@ impl CacheHome {
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).
     pub fn end_use(&self) -> Result<()> {
+        self.recover()?;
         let state = self.sync_state()?;
         if state.boot.is_none() && state.begun_in.is_none() {
             return Ok(());

@@ -200,13 +200,16 @@ async fn change_that_looks_like_none_outlasts_a_pull_and_is_saved() {
     one.write("wheel", "first");
     one.save().await;
     other.pull().await;
-    let path = other.tree().join("wheel");
-    let modified = path.metadata().and_then(|found| found.modified()).unwrap();
+    let modified = fs::metadata(other.tree().join("wheel")).and_then(|found| found.modified()).unwrap();
     other.write("wheel", "other");
-    fs::File::options().write(true).open(&path).and_then(|file| file.set_modified(modified)).unwrap();
+    fs::File::open(other.tree().join("wheel")).and_then(|file| file.set_modified(modified)).unwrap();
     one.write("more", "more");
     one.save().await;
     assert_eq!(other.pull().await.taken, 1);
+    // What was pulled is not taken for a change of this node's.
+    fs::remove_file(one.tree().join("more")).unwrap();
+    one.save().await;
+    assert_eq!(other.pull().await.removed, 1);
     assert!(other.save().await.published.is_some());
     let new = HomeNode::new(mirror.path());
     new.pull().await;

@@ -78,6 +78,20 @@ async fn cache_home_that_did_not_begin_to_the_end_keeps_nothing_but_what_comes_l
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn cache_home_that_began_before_a_power_cut_is_recovered_also_where_its_use_only_ends() {
+    let (_mirror, one, other) = begun_nodes().await;
+    let time = fs::metadata(other.tree().join("d0/0")).and_then(|found| found.modified()).unwrap();
+    other.write("d0/0", "");
+    fs::File::open(other.tree().join("d0/0")).and_then(|file| file.set_modified(time)).unwrap();
+    let (since, begun_in) = (other.home.time().unwrap(), Some("another".to_owned()));
+    let state = SyncState { since, begun_in, ..other.home.sync_state().unwrap() };
+    other.home.write_sync_state(&state).unwrap();
+    other.home.end_use().unwrap();
+    other.pull().await;
+    assert_eq!(other.found(), one.found());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn cache_home_update_takes_nothing_that_one_of_other_files_has_left() {
     let (_mirror, one, other) = nodes();
     one.write("d/file", "1");
