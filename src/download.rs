@@ -99,9 +99,10 @@ async fn download_tree(
     paths: Option<BTreeSet<Vec<u8>>>,
     progress: &DownloadProgress,
 ) -> Result<()> {
-    // With read-only credentials there is no lease: the collector's grace period protects the snapshot.
-    let lease = mirror.serve_lease(id).await.ok();
-    let manifest = Arc::new(find_manifest(mirror, id).await?);
+    // At once, for each request is a round trip. With read-only credentials there is no lease: the collector's grace period protects
+    // the snapshot.
+    let (lease, manifest) = tokio::join!(mirror.serve_lease(id), find_manifest(mirror, id));
+    let (lease, manifest) = (lease.ok(), Arc::new(manifest?));
     let (listed, id, target) = (Arc::clone(&manifest), *id, directory.to_owned());
     let tree = Arc::new(blocking(move || PartialTree::create(listed, &id, &target, paths.as_ref())).await?);
     let (files, bytes) = tree.totals();

@@ -18,6 +18,7 @@ mod hash_first;
 mod origin_reader;
 mod packing;
 mod progress;
+mod repairs;
 mod reuse;
 mod source;
 #[cfg(test)]
@@ -50,12 +51,11 @@ use packing::Recipe;
 use reuse::PreviousSnapshot;
 
 pub use progress::{MirrorPhase, MirrorProgress};
+pub use repairs::Repairs;
 pub use source::{MirrorSource, PreviousState};
 
 /// How many blobs are looked up or built at once. Their memory is bounded separately.
 const BLOBS_IN_FLIGHT: usize = 32;
-/// How many repaired faults are listed one by one; `mirror verify` lists all.
-const MAX_LISTED_REPAIRS: usize = 10;
 /// How often missing blobs are put again because some vanished meanwhile: only another process can delete them.
 const PUT_ROUND_LIMIT: u32 = 3;
 
@@ -81,25 +81,6 @@ pub struct MirrorOutcome {
     pub read: u64,
     /// Bytes written to the mirror.
     pub written: u64,
-}
-
-/// Damage that a mirroring run found and repaired.
-#[derive(Clone, Debug, Default)]
-pub struct Repairs {
-    /// The number of repaired faults.
-    pub count: u64,
-    /// The first ten of them, described.
-    pub first: Vec<String>,
-}
-
-impl Repairs {
-    fn add(&mut self, fault: &Error) {
-        tracing::info!(%fault, "repairing the mirror");
-        self.count += 1;
-        if self.first.len() < MAX_LISTED_REPAIRS {
-            self.first.push(fault.to_string());
-        }
-    }
 }
 
 /// Copies what `patterns` select of the source at `uri` into `mirror`, which is created if there is none; its origin is opened with
@@ -154,8 +135,8 @@ pub async fn mirror_source(
     outcome
 }
 
-/// Copies the content of `source` into `mirror`, which is there, ahead of its snapshot: nothing is seen of it there, a later run finds what has not
-/// changed, and the garbage collection removes the rest.
+/// Copies the content of `source` into `mirror`, which is there, ahead of its snapshot: nothing is seen of it there, a later run
+/// finds what has not changed, and the garbage collection removes the rest.
 ///
 /// # Errors
 /// [`Kind::Changed`] when the source changes; those of the origin and of the store.

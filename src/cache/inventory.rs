@@ -141,13 +141,17 @@ pub fn forget_gone(partition: &Partition, found: &[CachedFile], before: SystemTi
         if !is_old || (0..manifest.blobs()).any(is_kept) {
             continue;
         }
-        let removed = partition.leases.unless_manifest_leased(&id, || std::fs::remove_file(path));
-        if let Some(removed) = removed {
-            removed.map_err(|e| Error::disk("cannot remove a manifest from the cache", e))?;
-            forgotten += 1;
-        }
+        forgotten += u64::from(forget(partition, &id)?);
     }
     Ok(forgotten)
+}
+
+/// Removes the manifest `id`; false where its snapshot is in use.
+fn forget(partition: &Partition, id: &Digest) -> Result<bool> {
+    let path = partition.layout.manifests().join(id.to_string());
+    let removed = partition.leases.unless_manifest_leased(id, || std::fs::remove_file(path));
+    let failed = |e| Error::disk("cannot remove a manifest from the cache", e);
+    removed.transpose().map(|removed| removed.is_some()).map_err(failed)
 }
 
 /// Removes the blobs that only snapshots have which `choose` selects, and forgets those snapshots unless they
@@ -161,7 +165,7 @@ pub fn evict(
     strays: bool,
 ) -> Result<EvictionTotals> {
     let (mut chosen, mut others) = (HashSet::new(), HashSet::new());
-    let mut forget = Vec::new();
+    let mut forgotten = Vec::new();
     for (id, manifest) in manifests(partition)? {
         let is_chosen = choose(&id, manifest.source());
         let blobs = if is_chosen { &mut chosen } else { &mut others };
@@ -169,7 +173,7 @@ pub fn evict(
             blobs.insert(manifest.key(blob)?);
         }
         if is_chosen {
-            forget.push(id);
+            forgotten.push(id);
         }
     }
     let (mut evicted, mut keys) = (EvictionTotals::default(), HashSet::new());
@@ -189,12 +193,8 @@ pub fn evict(
         }
     }
     partition.removal_listeners.notify_evicted(&keys);
-    for id in forget {
-        let path = partition.layout.manifests().join(id.to_string());
-        if let Some(removed) = partition.leases.unless_manifest_leased(&id, || std::fs::remove_file(path)) {
-            removed.map_err(|e| Error::disk("cannot remove a manifest from the cache", e))?;
-            evicted.snapshots += 1;
-        }
+    for id in forgotten {
+        evicted.snapshots += u64::from(forget(partition, &id)?);
     }
     Ok(evicted)
 }

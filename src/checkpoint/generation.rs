@@ -73,14 +73,14 @@ impl SavedCheckpoint {
     /// last complete one before it; what is the same as that is complete. It was written no later than saved, whatever its files say: one
     /// that is dated ahead would stay the newest of all.
     pub fn succeed(self, before: Option<&Self>) -> Self {
-        let written = self.written.min(self.saved);
-        let Some(before) = before else { return Self { generation: 1, written, ..self } };
+        let now = self.dated_by_its_save();
+        let Some(before) = before else { return Self { generation: 1, ..now } };
         let last = before.as_last_complete();
-        let complete = self.complete || last.is_some_and(|last| last.manifest == self.manifest);
-        if before.manifest == self.manifest {
+        let complete = now.complete || last.is_some_and(|last| last.manifest == now.manifest);
+        if before.manifest == now.manifest {
             let previous_complete = before.previous_complete.clone();
-            let (generation, written) = (before.generation, written.min(before.written));
-            return Self { generation, complete, written, previous_complete, ..self };
+            let (generation, written) = (before.generation, now.written.min(before.written));
+            return Self { generation, complete, written, previous_complete, ..now };
         }
         let previous_complete = match before.complete {
             false => before.previous_complete.clone(),
@@ -90,12 +90,12 @@ impl SavedCheckpoint {
                 files: before.files,
                 bytes: before.bytes,
                 written: before.written,
-                until: written,
+                until: now.written,
                 saved: before.saved,
                 seconds: before.seconds,
             }),
         };
-        Self { generation: before.generation + 1, complete, written, previous_complete, ..self }
+        Self { generation: before.generation + 1, complete, previous_complete, ..now }
     }
 }
 

@@ -62,8 +62,8 @@ pub struct Ref {
     pub tool: String,
 }
 
-/// The scheme of the names of training caches.
-const HOME_SCHEME: &str = "cache://";
+/// The scheme of the source names of training caches.
+pub const HOME_SCHEME: &str = "cache://";
 
 impl Ref {
     /// Whether it is a training cache, which nodes have beside the mirror: one that does not hear that it was removed would save it

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use bdnfs::checkpoint::encoded_name::{decode, encode};
 use bdnfs::error::Result;
+use bdnfs::mirror::catalog::HOME_SCHEME;
 use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_NOW};
 
 use super::{TRASH_DIRECTORY, shared_root, subdirectories, trash};
@@ -93,7 +94,7 @@ impl CacheHome {
 
     /// The source name of the cache in a mirror.
     pub fn source(&self) -> String {
-        format!("cache://{}/{}", self.scope.as_str(), encode(&self.name))
+        format!("{HOME_SCHEME}{}/{}", self.scope.as_str(), encode(&self.name))
     }
 
     /// The directory of the home.

@@ -10,9 +10,14 @@ use crate::volumes::cache_sync::{PulledCache, SavedCache};
 /// How many names a note lists.
 const MAX_SHOWN_PATHS: usize = 5;
 
+/// The home as commands of `bdnfs project` name it.
+fn argument(home: &CacheHome) -> String {
+    format!("{}{}", home.scope().option(), home.name().escape_debug())
+}
+
 /// Advice for the case that another node has unsaved changes.
 pub fn unsaved_advice(home: &CacheHome) -> String {
-    let name = format!("{}{}", home.scope().option(), home.name().escape_debug());
+    let name = argument(home);
     format!(
         "wait for its jobs, save it there with `bdnfs project save {name}`, give up a node that is gone with `bdnfs project forget \
          {name}`, or set require_cache_affinity to false"
@@ -56,9 +61,10 @@ pub fn note_saved(user: &impl HomeUser, home: &CacheHome, saved: &SavedCache, to
         user.note(format!("{home} is saved without {skipped} other than files, directories and links"));
     }
     if let Some(error) = &saved.unreported {
-        let name = format!("{}{}", home.scope().option(), home.name().escape_debug());
+        let name = argument(home);
         user.warn(format!(
-            "{home} is saved, but other nodes were not told, whose jobs may wait for it: {error}; tell them with `bdnfs project save {name}`"
+            "{home} is saved, but other nodes were not told, whose jobs may wait for it: {error}; tell them with \
+             `bdnfs project save {name}`"
         ));
     }
 }
@@ -74,9 +80,9 @@ fn names(paths: &[Vec<u8>]) -> String {
 
 /// Why a home that was written when the node restarted is not saved, and what to do.
 pub fn torn_message(home: &CacheHome) -> String {
-    let (name, team) = (home.name().escape_debug(), home.scope().option());
+    let name = argument(home);
     format!(
-        "the node restarted while a job wrote to it, so some of it may be torn; save it as it is with `bdnfs project save {team}{name}`, \
-         or remove it with `bdnfs project rm {team}{name}`"
+        "the node restarted while a job wrote to it, so some of it may be torn; save it as it is with `bdnfs project save {name}`, \
+         or remove it with `bdnfs project rm {name}`"
     )
 }
