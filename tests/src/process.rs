@@ -80,7 +80,8 @@ pub fn wait_gone(processes: &[Pid]) {
     });
 }
 
-/// The processes whose names `is_named` takes and that have a file open whose path `is_open` takes.
+/// The processes whose names `is_named` takes and that have a file open whose path `is_open` takes; not a child of such a
+/// process that has not executed its program yet, and has its parent's name and files till then.
 pub fn processes_with_open(is_named: impl Fn(&str) -> bool, is_open: impl Fn(&Path) -> bool) -> Vec<Pid> {
     let processes = fs::read_dir("/proc").expect("/proc").flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -93,5 +94,14 @@ pub fn processes_with_open(is_named: impl Fn(&str) -> bool, is_open: impl Fn(&Pa
         let mut open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
         open.any(|fd| fs::read_link(fd.path()).is_ok_and(|path| is_open(&path)))
     });
-    open.filter_map(Pid::from_raw).collect()
+    let pids: Vec<Pid> = open.filter_map(Pid::from_raw).collect();
+    let is_fork = |pid: &Pid| parent(*pid).is_some_and(|parent| pids.contains(&parent));
+    pids.iter().copied().filter(|pid| !is_fork(pid)).collect()
+}
+
+/// The parent of process `pid`, `None` where either is gone.
+fn parent(pid: Pid) -> Option<Pid> {
+    let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    Pid::from_raw(parent.trim().parse().ok()?)
 }
