@@ -14,6 +14,9 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// and the switching that the usual five hundred cost.
 const BLOCKING_THREADS: usize = 64;
 
+/// The least priority, as of nice(1): a hundredth of a processor where others keep all of them busy.
+const LEAST_PRIORITY: i32 = 19;
+
 /// Sets the name of this process, as `ps` and `top` show it.
 ///
 /// # Errors
@@ -44,19 +47,22 @@ pub fn block_on_threads<T, E: From<io::Error>>(work: impl Future<Output = Result
     done
 }
 
-/// Lowers the priority of this thread to the least, on the processors and on the disk. Best effort.
+/// Lowers the priority of this thread to the least, on the processors (sched(7)) and on the disk. Best effort.
 pub fn lower_priority() {
-    lower_priority_to(19);
-}
-
-/// Lowers the priority of this thread to `nice` on the processors (sched(7)), and to the least on the disk. Best effort.
-pub fn lower_priority_to(nice: i32) {
-    let _ = rustix::process::setpriority_process(None, nice);
+    let _ = rustix::process::setpriority_process(None, LEAST_PRIORITY);
     // IOPRIO_WHO_PROCESS, this thread, IOPRIO_CLASS_IDLE (linux/ioprio.h).
     // SAFETY: the system call takes numbers, and touches no memory.
     unsafe {
         libc::syscall(libc::SYS_ioprio_set, 1, 0, 3 << 13);
     }
+}
+
+/// Lowers the priority of this process to the least before it has other threads, as [`lower_priority`], and that of its session.
+/// Best effort.
+pub fn lower_session_priority() {
+    lower_priority();
+    // Where the kernel groups processes by session, as desktops and servers do, nice values count within a session only.
+    let _ = std::fs::write("/proc/self/autogroup", LEAST_PRIORITY.to_string());
 }
 
 /// Gives freed memory back to the kernel that the allocator keeps for more of the same: of a long listing, about a quarter of what

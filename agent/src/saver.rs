@@ -52,10 +52,6 @@ pub const RECORD_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The file in a volume that its saver holds locked as long as it lives.
 const SAVER_LOCK_FILE: &str = "saver.lock";
 
-/// The priority of a saver, as of nice(1): a tenth of a processor where a job keeps all of them busy. At 19 it has a hundredth, and
-/// what is to be saved piles up.
-const SAVER_NICE: i32 = 10;
-
 /// Whether all that is in the directory `checkpoints` of a volume is saved as it is now, is to be dropped, or was being deleted.
 /// Touches the local disk.
 ///
@@ -128,7 +124,7 @@ pub fn run() -> Result<()> {
     let _ = rustix::process::setsid();
     runtime::set_process_name(c"bdnfs-save")?;
     ignore_lease_signal();
-    runtime::lower_priority_to(SAVER_NICE);
+    runtime::lower_session_priority();
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).context("cannot read the saver's order")?;
     let order: SaveOrder = serde_json::from_str(&line).context("the saver's order is invalid")?;

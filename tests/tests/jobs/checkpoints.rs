@@ -10,7 +10,7 @@ use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::{eventually, kill_and_wait, wait_for_exit};
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, getpriority_process, kill_process};
 
 use super::kit::{events, job, submitted, text};
 use super::saving::{Files, SavingMachine, checkpoints, file, mirror, saved, saving_spec, start, start_with};
@@ -133,6 +133,21 @@ fn saver_goes_on_without_agent_until_all_is_saved() {
     let status = saving.ended(&number);
     assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
     assert_eq!(checkpoints(&status), [saved("last", true, 1)], "{status}");
+}
+
+#[test]
+fn saver_has_the_least_priority_within_its_session_and_beside_others() {
+    let saving = SavingMachine::new();
+    let number = saving.submit("mild", "sleep 1000");
+    eventually("there is a saver", || !saving.machine.savers().is_empty());
+    let saver = saving.machine.savers()[0];
+    eventually("it has named its session's priority", || {
+        let session = fs::read_to_string(format!("/proc/{}/autogroup", saver.as_raw_nonzero()));
+        // Kernels without such groups have no such file.
+        session.map_or(true, |session| session.trim_end().ends_with("nice 19"))
+    });
+    assert_eq!(getpriority_process(Some(saver)), Ok(19));
+    job(&saving.machine, &["stop", "--now", &number]).succeeds();
 }
 
 #[test]
