@@ -3,7 +3,8 @@
 //! Where another tier is left, a request that stalls is given up for that. A peer, which is near, may take much less, and is
 //! judged by its own tier, which hears from it even while it has nothing to send ([`crate::peer`]). The last tier has none below
 //! it: there a second request starts beside the first, and what brings the next block first goes on alone. So one bad connection
-//! costs [`REQUEST_STALL_TIMEOUT`], and a server that is slow with every response is still waited for.
+//! costs [`REQUEST_STALL_TIMEOUT`], and a server that is slow with every response is still waited for by the first. A second one
+//! that stalls as well is replaced, one that fails is followed by another soon.
 
 use std::future::pending;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,6 +16,7 @@ use super::FetchStep;
 use super::attempt::REQUEST_STALL_TIMEOUT;
 use super::parallelism::{Parallelism, RequestSlot};
 use super::tier_request::{FetchContext, TierRequest};
+use crate::backoff::{Backoff, entropy};
 use crate::block::{Arrival, BLOCK};
 use crate::error::{Error, Kind, Result};
 use crate::extent::Extent;
@@ -22,6 +24,13 @@ use crate::tier::Urgency;
 
 /// How long a request to the last tier may take for a block: a slower one is useless to a reader, whatever its siblings do.
 const BLOCK_DEADLINE: Duration = Duration::from_secs(30);
+
+/// How long a second request may stall until it is replaced: several have their turn within the deadline of a read, and a server that is
+/// slow with every response is not sent many.
+const HEDGE_STALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How soon at most another second request follows one that failed, and how soon at most after many.
+const FAILED_HEDGE_WAITS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(8)];
 
 /// How many times slower than its siblings on average a request is that is behind them.
 const SLOW_REQUEST_RATIO: u64 = 4;
@@ -47,7 +56,7 @@ pub(super) struct Target<'a> {
     pub stall_timeout: Duration,
 }
 
-/// A window of [`REQUEST_STALL_TIMEOUT`], with what had arrived when it began.
+/// A while over which requests are judged, with what had arrived when it began.
 struct Window {
     began: Instant,
     mine: u64,
@@ -87,38 +96,47 @@ impl<'a> HedgedRequest<'a> {
     /// # Errors
     /// [`Kind::Timeout`] when it stalls: where another tier is left at once, else at `deadline`.
     pub async fn next(&mut self, deadline: Instant) -> Result<Option<Arrival>> {
-        let (mut window, mut timeout) = (self.window(), REQUEST_STALL_TIMEOUT);
+        let (mut window, mut patience, mut in_time) = (self.window(), REQUEST_STALL_TIMEOUT, true);
+        let mut failed = Backoff::new(FAILED_HEDGE_WAITS[0], FAILED_HEDGE_WAITS[1], entropy());
         let step = self.target.step;
         let unanswered = self.first.0.latency.is_none();
         let arrived = loop {
-            let limit = if step.last { timeout } else { self.block_timeout(unanswered) };
+            let limit = if step.last { patience } else { self.block_timeout(unanswered) };
             let until = deadline.min(window.began + limit);
             tokio::select! {
                 biased;
                 arrived = self.first.0.next() => match (arrived, self.second.take()) {
-                    (Ok(None) | Err(_), Some(second)) => self.first = second,
+                    (Ok(None) | Err(_), Some(second)) => {
+                        self.first = second;
+                        window = self.window();
+                    }
                     (arrived, _) => break arrived,
                 },
-                arrived = second(&mut self.second) => {
-                    if let (Ok(Some(arrival)), Some(second)) = (arrived, self.second.take()) {
+                arrived = second(&mut self.second) => match (arrived, self.second.take()) {
+                    (Ok(Some(arrival)), Some(second)) => {
                         self.first = second;
                         break Ok(Some(arrival));
                     }
-                }
+                    _ => (window, patience) = (self.window(), failed.wait()),
+                },
                 () = sleep_until(until), if step.peer.is_none() => {
                     if step.last && until < deadline {
+                        in_time = false;
                         if self.is_slow(&window) {
                             self.hedge();
+                            (window, patience) = (self.window(), HEDGE_STALL_TIMEOUT);
+                        } else {
+                            // What stalls from now on has stalled since its last byte.
+                            window = Window { began: self.last_byte(), ..self.window() };
+                            patience = patience.max(REQUEST_STALL_TIMEOUT);
                         }
-                        timeout *= 2;
-                        window = self.window();
                     } else if until == deadline || window.began.elapsed() >= self.block_timeout(unanswered) {
                         return Err(self.stalled(window.began.elapsed()));
                     }
                 }
             }
         };
-        if step.last && timeout == REQUEST_STALL_TIMEOUT {
+        if step.last && in_time {
             self.parallelism.grow();
         }
         arrived
@@ -136,6 +154,12 @@ impl<'a> HedgedRequest<'a> {
 
     fn received(&self) -> u64 {
         self.first.0.received + self.second.as_ref().map_or(0, |(second, _)| second.received)
+    }
+
+    /// When the last byte arrived, or the last request was made.
+    fn last_byte(&self) -> Instant {
+        let second = self.second.as_ref().map(|(second, _)| second.last_byte);
+        self.first.0.last_byte.max(second.unwrap_or(self.first.0.last_byte))
     }
 
     /// Whether what arrived since `window` began is too little: for a reader, or compared with the siblings. If it is too

@@ -25,6 +25,8 @@ enum ScriptedAnswer {
     Slow(u64),
     /// After so many seconds.
     Late(u64),
+    /// So many bytes at once, and no more.
+    Stalled(u64),
     /// Fails at once.
     Fail(Kind),
 }
@@ -86,8 +88,9 @@ impl Tier for SlowTier {
                 None => None,
             };
             let len = range.end - range.start;
-            let rate = match self.answer() {
-                ScriptedAnswer::Prompt => u64::MAX,
+            let answer = self.answer();
+            let rate = match answer {
+                ScriptedAnswer::Prompt | ScriptedAnswer::Stalled(_) => u64::MAX,
                 ScriptedAnswer::Slow(rate) => rate,
                 ScriptedAnswer::Late(seconds) => {
                     sleep(Duration::from_secs(seconds)).await;
@@ -95,6 +98,10 @@ impl Tier for SlowTier {
                 }
                 ScriptedAnswer::Fail(kind) => return Err(Error::new(kind, format!("{kind:?}"))),
             };
+            if let ScriptedAnswer::Stalled(sent) = answer {
+                let sent = stream::iter([Ok(Bytes::from(vec![0; sent.min(len) as usize]))]);
+                return Ok(Some(sent.chain(stream::pending()).boxed()));
+            }
             let step = if rate == u64::MAX { BLOCK } else { rate };
             let pieces = stream::iter((0..len).step_by(step as usize)).then(move |at| async move {
                 if rate < u64::MAX {
@@ -150,6 +157,39 @@ async fn fetch_with_one_slow_request_is_hedged() {
         assert!(began.elapsed() < Duration::from_secs(6), "{:?}", began.elapsed());
         assert_eq!(tier.requests.load(Relaxed), 2);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn fetch_that_stalls_within_a_block_is_hedged_five_seconds_after_its_last_byte() {
+    use ScriptedAnswer::{Fail, Prompt, Slow, Stalled};
+    for sent in [0, BLOCK / 2, BLOCK - 1, 2 * BLOCK - 1] {
+        let tier = SlowTier::new(&[Stalled(sent), Prompt], false);
+        let began = Instant::now();
+        fetch(&ladder(&tier), 0..8, Urgency::Read, 30).await.expect("the second request");
+        assert!(began.elapsed() < Duration::from_millis(5100), "{sent}: {:?}", began.elapsed());
+    }
+    // The second one fails, at once or after a part, and the next ones.
+    for bad in [Fail(Kind::Refused), Fail(Kind::Unavailable), Fail(Kind::NotFound)] {
+        let tier = SlowTier::new(&[Stalled(BLOCK / 2), bad, bad, Prompt], false);
+        let began = Instant::now();
+        fetch(&ladder(&tier), 0..8, Urgency::Read, 30).await.expect("the fourth request");
+        assert!(began.elapsed() < Duration::from_secs(10), "{bad:?}: {:?}", began.elapsed());
+        assert_eq!(tier.requests.load(Relaxed), 4);
+    }
+    let tier = SlowTier::new(&[Stalled(BLOCK / 2), Stalled(BLOCK / 4), Slow(5), Prompt], false);
+    let began = Instant::now();
+    fetch(&ladder(&tier), 0..8, Urgency::Read, 30).await.expect("each second one is replaced");
+    assert!(began.elapsed() < Duration::from_secs(26), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn fetch_whose_second_requests_all_fail_sends_few() {
+    let tier =
+        SlowTier::new(&[ScriptedAnswer::Stalled(BLOCK / 2), ScriptedAnswer::Fail(Kind::Unavailable)], false);
+    let began = Instant::now();
+    let error = fetch(&ladder(&tier), 0..8, Urgency::Read, 30).await.expect_err("nothing comes");
+    assert_eq!((error.kind(), began.elapsed().as_secs()), (Kind::Timeout, 30));
+    assert!((5..12).contains(&tier.requests.load(Relaxed)), "{tier:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -48,6 +48,8 @@ pub(super) struct TierRequest<'a> {
     pub latency: Option<Duration>,
     /// Bytes that arrived.
     pub received: u64,
+    /// When the last of them did, or when it was made.
+    pub last_byte: Instant,
     /// The beginning of the next block.
     buffer: Option<Buffer>,
     /// The bytes that arrived behind that.
@@ -64,16 +66,18 @@ impl<'a> TierRequest<'a> {
         urgency: Urgency,
     ) -> Self {
         context.counters.count_request();
+        let began = Instant::now();
         Self {
             context,
             state: RequestState::Pending(tier.fetch(blob, extent.bytes_in(unit, blob.size), urgency)),
             kind: tier.kind(),
             size: blob.size,
             unit,
-            began: Instant::now(),
+            began,
             extent,
             latency: None,
             received: 0,
+            last_byte: began,
             buffer: None,
             rest: None,
         }
@@ -111,6 +115,7 @@ impl<'a> TierRequest<'a> {
                 RequestState::Arriving(body) => match body.next().await.transpose()? {
                     Some(piece) => {
                         self.received += piece.len() as u64;
+                        self.last_byte = Instant::now();
                         self.context.received.fetch_add(piece.len() as u64, Relaxed);
                         self.rest = Some(piece).filter(|piece| !piece.is_empty());
                     }
