@@ -17,6 +17,9 @@
 //!        progress, log, log_thread: stderr     output, text, truss_format: stdout     exit_status
 //! ```
 
+// They panic where nobody can read what is printed.
+#![warn(clippy::print_stderr, clippy::print_stdout)]
+
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -46,6 +49,7 @@ mod truss_format;
 mod weights;
 
 use bdnfs_cli::config;
+use output::stderr_line;
 
 /// How the C library asks name servers (resolv.conf(5)): each for a second, twice over. Its own 5 s for one that is silent are more
 /// than a connection may take, so that the next would never be asked in time.
@@ -65,7 +69,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if text::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("bdnfs: {}", text::line(&error));
+            stderr_line!("bdnfs: {}", text::line(&error));
             exit_status::exit_code(&error).into()
         }
     }

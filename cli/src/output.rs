@@ -1,4 +1,4 @@
-//! Output on stdout: lines, JSON and tables.
+//! Output: lines, JSON and tables on stdout, messages on stderr.
 
 use std::io::{BufRead, IsTerminal, Write};
 
@@ -8,6 +8,15 @@ pub use bdnfs_agent::text::short_id;
 use serde::Serialize;
 
 use crate::text;
+
+/// Prints a line on standard error, formatted as by `eprintln!`, which panics where it can't: a log may lie on a full disk.
+macro_rules! stderr_line {
+    ($($argument:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($argument)*);
+    }};
+}
+pub(crate) use stderr_line;
 
 /// Prints a text, which ends with a newline.
 pub fn print(text: &str) -> Result<()> {
@@ -35,7 +44,7 @@ pub fn confirm_removal(what: &str) -> Result<bool> {
     if !input.is_terminal() {
         bail!("not removed: {what}; standard input is not a terminal, add --yes");
     }
-    eprint!("remove {what}? [y/N] ");
+    write!(std::io::stderr(), "remove {what}? [y/N] ")?;
     std::io::stderr().flush()?;
     let mut answer = String::new();
     input.lock().read_line(&mut answer)?;

@@ -11,6 +11,7 @@ use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::{StageState, StageStatus};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::output::stderr_line;
 use crate::text;
 
 /// How often the progress of an operation of this process is shown.
@@ -112,7 +113,7 @@ impl ProgressDisplay {
             }
             Self::Log(log) => {
                 if let Some(line) = log.next_line(Instant::now(), progress) {
-                    eprintln!("{line}");
+                    stderr_line!("{line}");
                 }
             }
         }

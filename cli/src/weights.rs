@@ -9,6 +9,7 @@ use bdnfs_agent::api::Weights;
 use serde_json::Value;
 
 use crate::config::{self, Document, Format};
+use crate::output::stderr_line;
 use crate::source::{Source, SourceOptions};
 
 /// A source and its mount point.
@@ -103,7 +104,7 @@ impl Configuration {
             };
             bail!("{}{more}", format(first));
         }
-        others.into_iter().for_each(|finding| eprintln!("note: {}", format(finding)));
+        others.into_iter().for_each(|finding| stderr_line!("note: {}", format(finding)));
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ pub fn run() -> Result<()> {
     // Fails only where it already leads a session, which is what is wanted.
     let _ = rustix::process::setsid();
     runtime::set_process_name(c"bdnfs-fdstore")?;
-    println!("{}", std::process::id());
+    writeln!(io::stdout(), "{}", std::process::id()).context("cannot tell that it runs")?;
     FdStoreProcess::new(false)?.serve()
 }
 

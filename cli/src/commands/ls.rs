@@ -11,6 +11,7 @@ use bdnfs::origin;
 use rustix::fs::MemfdFlags;
 use serde::Serialize;
 
+use crate::output::stderr_line;
 use crate::runtime;
 use crate::source::SourceArgs;
 use crate::text;
@@ -53,7 +54,7 @@ struct LsFile {
 /// Lists the files of a source, by name.
 pub fn run(args: &ListArgs) -> Result<()> {
     if let Some(note) = args.source.uri().note() {
-        eprintln!("note: {note}");
+        stderr_line!("note: {note}");
     }
     let manifest = runtime::block_on(manifest(args))?;
     let mut out = BufWriter::new(std::io::stdout().lock());
@@ -81,7 +82,7 @@ async fn manifest(args: &ListArgs) -> Result<Manifest> {
     });
     origin.list(&mut listing).await.map_err(advise_scratch)?;
     for note in text::notes(&listing.notes(), &args.source.uri().to_string()) {
-        eprintln!("note: {note}");
+        stderr_line!("note: {note}");
     }
     let mut file = create_unnamed(&scratch)?;
     listing.finish(&mut file).map_err(advise_scratch)?;

@@ -18,6 +18,7 @@ use crate::mirror::MirrorArgs;
 use crate::mountpoint::CreatedDirectories;
 use crate::options::{self, MountBackendArg, MountOptions};
 use crate::output::mount_summary;
+use crate::output::stderr_line;
 use crate::runtime;
 use crate::source::SourceOptions;
 use crate::source::{self, Source};
@@ -141,7 +142,7 @@ impl MountArgs {
             bail!("{uri} is below {name}, so the mount would hide it; choose another mount point");
         }
         for note in uri.note().iter().chain(&mountpoint.notes) {
-            eprintln!("note: {note}");
+            stderr_line!("note: {note}");
         }
         let flags = MountOptions { allow_other: self.allow_other, uid: self.uid, gid: self.gid };
         let options = self.options.iter().fold(MountOptions::default(), MountOptions::merge).merge(&flags);
@@ -347,7 +348,7 @@ impl MountSession {
             let status = self.client.status().await?;
             let warnings = status.at(&mounted.mountpoint).map(|mount| mount.mounted.warnings.clone());
             for warning in warnings.unwrap_or_default() {
-                eprintln!("note: {}: {warning}", mounted.mountpoint.display());
+                stderr_line!("note: {}: {warning}", mounted.mountpoint.display());
             }
         }
         self.print(&if self.args.json {
@@ -364,7 +365,7 @@ impl MountSession {
 
     fn print_mounted(&self, mounted: &MountInfo) -> Result<()> {
         for warning in &mounted.warnings {
-            eprintln!("note: {warning}");
+            stderr_line!("note: {warning}");
         }
         self.print(&if self.args.json { serde_json::to_string(mounted)? } else { mount_summary(mounted) });
         Ok(())
@@ -382,13 +383,13 @@ impl MountSession {
         for mounted in mounted {
             match self.client.unmount(mounted.id, false).await {
                 Err(error) if error.is(Kind::Busy) => {
-                    eprintln!("note: {}; detached", mountpoint::busy_message(&mounted.mountpoint));
+                    stderr_line!("note: {}; detached", mountpoint::busy_message(&mounted.mountpoint));
                     if let Err(error) = self.client.unmount(mounted.id, true).await {
-                        eprintln!("note: {error}");
+                        stderr_line!("note: {error}");
                     }
                 }
                 Err(error) if !error.is_gone() && !error.is(Kind::NotFound) => {
-                    eprintln!("note: {error}");
+                    stderr_line!("note: {error}");
                 }
                 _ => {}
             }

@@ -14,6 +14,7 @@ use bdnfs_fs::mounts;
 use clap::{ArgAction, Args, FromArgMatches, Parser};
 
 use crate::commands::mount::{self, MountArgs};
+use crate::output::stderr_line;
 use crate::probe::{self, MountHealth};
 use crate::{log, mountpoint, options, progress, text};
 
@@ -72,7 +73,7 @@ pub fn main(name: &str) -> ExitCode {
     let mount = match args.mount_args() {
         Ok(mount) => mount,
         Err(error) => {
-            eprintln!("{name}: {}", text::line(&error));
+            stderr_line!("{name}: {}", text::line(&error));
             return EXIT_USAGE.into();
         }
     };
@@ -82,7 +83,7 @@ pub fn main(name: &str) -> ExitCode {
     match run(mount, verbose) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{name}: {}", text::line(&error));
+            stderr_line!("{name}: {}", text::line(&error));
             EXIT_FAILURE.into()
         }
     }

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 
+use crate::output::stderr_line;
 use crate::publications::PublisherArgs;
 use job_directory::SlurmJobDirectory;
 
@@ -86,7 +87,7 @@ pub fn run(args: &SlurmCommandArgs) -> Result<()> {
 /// Writes a failure to slurmd's log, and no more: Slurm would take the node out of service.
 fn report(result: Result<()>) {
     if let Err(error) = result {
-        eprintln!("bdnfs: {}", crate::text::line(&error));
+        stderr_line!("bdnfs: {}", crate::text::line(&error));
     }
 }
 

@@ -7,6 +7,7 @@ use bdnfs_agent::api::attributes::Attributes;
 use bdnfs_csi::source_label;
 use clap::Subcommand;
 
+use crate::output;
 use crate::source::{Parser, Source};
 
 /// The arguments of `bdnfs source`.
@@ -49,8 +50,7 @@ pub fn run(args: SourceCommandArgs) -> Result<()> {
         endpoint.map(|url| ("endpoint".to_owned(), url)).into_iter().chain([text]).collect();
     let request = attributes.request(None, Default::default(), None).map_err(|error| anyhow!("{error}"))?;
     let label = source_label(&tenant, &source.uri().identity(&request.access));
-    print!("{}", affinity(&label));
-    Ok(())
+    output::print(&affinity(&label))
 }
 
 /// The affinity for a pod's `spec`, as YAML.

@@ -43,6 +43,25 @@ fn mount_of_local_directory_by_path_or_url_equals_source() {
 }
 
 #[test]
+fn messages_on_a_full_disk_change_no_outcome() {
+    let (machine, source) = local();
+    let full = || fs::File::options().write(true).open("/dev/full").unwrap();
+    let exits_with = |arguments: &[&str]| {
+        let mut command = machine.command(arguments);
+        wait_for_exit(&mut command.stdout(full()).stderr(full()).spawn().unwrap(), arguments[0]).code()
+    };
+    let point = machine.directory("mnt");
+    let cache = text(machine.cache());
+    assert_eq!(exits_with(&["ls", "/nonexistent"]), Some(1));
+    assert_eq!(exits_with(&["mount", "--wait", "--cache-dir", cache, text(&source), text(&point)]), Some(0));
+    assert_same_tree(&source, &point);
+    // What was asked for can't be printed.
+    assert_eq!(exits_with(&["source", "key", "hf://a/b"]), Some(1));
+    assert_eq!(exits_with(&["cluster", "init-ca", text(&machine.directory("ca"))]), Some(1));
+    machine.umount(&point);
+}
+
+#[test]
 fn mount_of_web_file_reads_it() {
     let root = TempDir::new().unwrap();
     let bytes = write_file(root.path(), "models/weights v2.bin", 3_000_000);

@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use super::{CheckpointMirrorArgs, source};
 use crate::output::print_value;
+use crate::output::stderr_line;
 use crate::progress::{show_progress, while_shown};
 use crate::text;
 
@@ -80,7 +81,7 @@ pub async fn run(args: CheckpointGetArgs) -> Result<()> {
         vec![RankSnapshot { id: chosen.saved.id.clone(), manifest: chosen.manifest }]
     };
     if let Some(note) = chosen.note("downloaded") {
-        eprintln!("note: {note}");
+        stderr_line!("note: {note}");
     }
     let group = &chosen.group;
     let directory = std::path::absolute(&args.directory)?;

@@ -17,7 +17,7 @@ use super::model::CheckpointModel;
 use super::{CheckpointMirrorArgs, state};
 use crate::agents;
 use crate::commands::status::unsaved::unsaved_table;
-use crate::output::{print, print_line, short_id};
+use crate::output::{print, print_line, short_id, stderr_line};
 use crate::text;
 use crate::truss_format::{self, ListFormat, SortOrder, human_size};
 
@@ -100,7 +100,7 @@ pub async fn run(args: CheckpointListArgs) -> Result<()> {
         damaged.extend(found.1);
     }
     for (_, error) in &damaged {
-        eprintln!("bdnfs: {error}");
+        stderr_line!("bdnfs: {error}");
     }
     if format == ListFormat::CliTable {
         sort(&mut groups, args.sort, args.order);
@@ -140,7 +140,7 @@ async fn unsaved_directories(target: &CheckpointMirrorArgs) -> Result<Vec<Unsave
     for status in agents.into_values() {
         match status {
             Ok(status) => unsaved.extend(status.unsaved),
-            Err(error) => eprintln!("bdnfs: cannot list what this node keeps: {error}"),
+            Err(error) => stderr_line!("bdnfs: cannot list what this node keeps: {error}"),
         }
     }
     let tenant = target.mirror.tenant().unwrap_or(DEFAULT_TENANT);
@@ -190,7 +190,7 @@ async fn truss_forms(mirror: &Mirror, groups: &[CheckpointGroup]) -> Vec<TrussCh
     let forms = stream::iter(groups).map(|group| async move {
         let saved = group.rank(0).unwrap_or(&group.ranks()[0]);
         let model = CheckpointModel::of(mirror, saved).await.unwrap_or_else(|error| {
-            eprintln!("note: cannot tell the type of {}: {error}", saved.id);
+            stderr_line!("note: cannot tell the type of {}: {error}", saved.id);
             CheckpointModel::UNKNOWN
         });
         truss_form(group, model)

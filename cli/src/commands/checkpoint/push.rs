@@ -18,6 +18,7 @@ use chrono::{DateTime, Utc};
 
 use super::CheckpointMirrorArgs;
 use crate::output::print_value;
+use crate::output::stderr_line;
 use crate::progress::{show_mirror_progress, while_shown};
 use crate::text;
 
@@ -87,7 +88,7 @@ async fn save(
     let published = while_shown(display, mirror_source(mirror, &source, config, &progress)).await;
     let published = published.with_context(|| format!("cannot save {uri}"))?;
     for note in text::notes(&published.notes, &uri.to_string()) {
-        eprintln!("note: {note}");
+        stderr_line!("note: {note}");
     }
     let manifest = mirror.manifest(&published.latest_ref.manifest).await?;
     let saved = SavedCheckpoint {

@@ -5,7 +5,7 @@ use bdnfs::checkpoint::CheckpointId;
 use serde::Serialize;
 
 use super::{CheckpointMirrorArgs, source, state};
-use crate::output::{confirm_removal, print_value};
+use crate::output::{confirm_removal, print_value, stderr_line};
 use crate::text;
 
 /// The arguments of `bdnfs checkpoint rm`.
@@ -48,7 +48,7 @@ pub async fn run(args: CheckpointRemoveArgs) -> Result<()> {
             if let Some(id) = selector.pinned()
                 && mirror.remove_checkpoint(&id).await?
             {
-                eprintln!("note: its entry was damaged; other ranks are removed by bt://…?rank=N");
+                stderr_line!("note: its entry was damaged; other ranks are removed by bt://…?rank=N");
                 return print_value(
                     args.target.json,
                     &RemovedCheckpoint { removed: vec![id], bytes: 0 },

@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::{CheckpointMirrorArgs, source, state};
 use crate::exit_status::ExitStatusError;
 use crate::output::print_value;
+use crate::output::stderr_line;
 use crate::text;
 
 /// How often the mirror is asked: savers write an entry every few seconds at most, and a listing costs money.
@@ -115,7 +116,7 @@ async fn wait_for(
             Err(e) => return Err(e.into()),
         };
         if now != last_message {
-            eprintln!("waiting: {now}");
+            stderr_line!("waiting: {now}");
             last_message = now;
         }
         tokio::time::sleep(MIRROR_POLL_INTERVAL).await;

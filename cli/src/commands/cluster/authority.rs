@@ -9,6 +9,8 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result, bail};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 
+use crate::output;
+
 /// How long a CA is valid: ten years. Long before, nodes trust a second one beside it.
 const CA_VALIDITY: Duration = Duration::from_secs(3650 * DAY);
 /// Tolerated difference of clocks: certificates are valid from an hour before.
@@ -41,12 +43,11 @@ pub fn run(args: &InitCaArgs) -> Result<()> {
     // The key first: where the certificate is, both are.
     write(&key, &pair.serialize_pem(), true)?;
     write(&certificate, &certified.pem(), false)?;
-    println!(
+    output::print_line(&format!(
         "created {} for all nodes, and {}, which no node may read",
         certificate.display(),
         key.display()
-    );
-    Ok(())
+    ))
 }
 
 /// Opens the CA in `directory`, to sign certificates.

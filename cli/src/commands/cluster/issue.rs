@@ -11,6 +11,7 @@ use rcgen::{
 };
 
 use super::authority;
+use crate::output;
 
 /// The arguments of `bdnfs cluster issue`.
 #[derive(Debug, clap::Args)]
@@ -56,13 +57,12 @@ pub fn run(args: &IssueArgs) -> Result<()> {
     // A node that reads between the two finds that they do not match, and keeps its own.
     authority::write(&key, &pair.serialize_pem(), true)?;
     authority::write(&certificate, &certified.pem(), false)?;
-    println!(
+    output::print_line(&format!(
         "issued {} and {} for node {id}, valid for {} days",
         certificate.display(),
         key.display(),
         args.days
-    );
-    Ok(())
+    ))
 }
 
 fn params(args: &IssueArgs) -> Result<CertificateParams> {

@@ -61,7 +61,7 @@ async fn events(client: &Client, id: u64, format: FollowFormat) -> Result<JobSta
         for event in events_after(&job.events, seen) {
             print_event(event, format)?;
             if event.state == JobState::Running && !format.json && !std::mem::replace(&mut reported, true) {
-                eprint!("{}", show::format_report(&job));
+                output::stderr_line!("{}", show::format_report(&job).trim_end());
             }
         }
         seen = count;
@@ -95,7 +95,7 @@ fn print_event(event: &JobEvent, format: FollowFormat) -> Result<()> {
     if format.json {
         output::print_json(event)?;
     } else {
-        eprintln!("{}", show::format_event(event));
+        output::stderr_line!("{}", show::format_event(event));
     }
     Ok(())
 }
@@ -113,7 +113,7 @@ pub async fn copy_output(
         return Ok(false);
     }
     if piece.from > *from {
-        eprintln!("note: {} bytes of output were dropped", piece.from - *from);
+        output::stderr_line!("note: {} bytes of output were dropped", piece.from - *from);
     }
     *from = piece.from + piece.bytes.len() as u64;
     // A closed output is no reason to stop the job.

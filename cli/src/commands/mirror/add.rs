@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use crate::mirror::MirrorArgs;
 use crate::output::print_value;
+use crate::output::stderr_line;
 use crate::progress::{show_mirror_progress, while_shown};
 use crate::source::SourceOptions;
 use crate::source::{Parser, Source};
@@ -89,7 +90,7 @@ pub async fn run(args: MirrorAddArgs) -> Result<()> {
     }
     let mirror = bdnfs_agent::mirror::open(&request, std::env::temp_dir())?;
     if args.exclusive && mirror.init_exclusive().await? {
-        eprintln!(
+        stderr_line!(
             "note: {} has one writer at a time: while one is at work, others are refused",
             mirror.name()
         );
@@ -109,7 +110,7 @@ pub async fn run(args: MirrorAddArgs) -> Result<()> {
             Err(error) if entries.len() == 1 => return Err(error),
             Err(error) => {
                 failed += 1;
-                eprintln!("bdnfs: {}", text::line(&error));
+                stderr_line!("bdnfs: {}", text::line(&error));
             }
         }
     }
@@ -144,14 +145,14 @@ async fn add(args: &MirrorAddArgs, mirror: &Mirror, entry: &MirrorEntry) -> Resu
     let work = mirror_uri(mirror, uri, access, patterns.clone(), config, &progress);
     let published = while_shown(display, work).await.with_context(context)?;
     for note in text::notes(&published.notes, &uri.to_string()) {
-        eprintln!("note: {note}");
+        stderr_line!("note: {note}");
     }
     let Repairs { count: repaired, first } = &published.repaired;
     for fault in first {
-        eprintln!("note: found and repaired: {}", text::printable(fault.as_bytes()));
+        stderr_line!("note: found and repaired: {}", text::printable(fault.as_bytes()));
     }
     if *repaired > first.len() as u64 {
-        eprintln!("note: found and repaired: {} more", repaired - first.len() as u64);
+        stderr_line!("note: found and repaired: {} more", repaired - first.len() as u64);
     }
     let (read, written) = (published.read, published.written);
     let result =

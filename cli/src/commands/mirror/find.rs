@@ -6,6 +6,7 @@ use bdnfs::mirror::catalog::Ref;
 use bdnfs::source::Uri;
 
 use crate::output::short_id;
+use crate::output::stderr_line;
 
 /// The fewest digits that can name an id.
 const MIN_ID_DIGITS: usize = 6;
@@ -16,7 +17,7 @@ pub async fn find_ref(mirror: &Mirror, name: &str) -> Result<Ref> {
     for found in mirror.refs().await? {
         match found {
             Ok(found) => refs.push(found),
-            Err(error) => eprintln!("note: {error}"),
+            Err(error) => stderr_line!("note: {error}"),
         }
     }
     select(refs, name, mirror.name())

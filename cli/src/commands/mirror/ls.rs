@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use bdnfs::mirror::catalog::Ref;
 
 use super::MirrorTargetArgs;
-use crate::output::{print, print_json, short_id};
+use crate::output::{print, print_json, short_id, stderr_line};
 use crate::text;
 
 /// The arguments of `bdnfs mirror ls`.
@@ -24,7 +24,7 @@ pub async fn run(args: MirrorListArgs) -> Result<()> {
             Ok(found) => refs.push(found),
             Err(error) => {
                 damaged += 1;
-                eprintln!("bdnfs: {error}");
+                stderr_line!("bdnfs: {error}");
             }
         }
     }

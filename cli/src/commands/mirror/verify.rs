@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::{MirrorTargetArgs, find::find_ref};
 use crate::output::print_value;
+use crate::output::stderr_line;
 use crate::text;
 
 /// The arguments of `bdnfs mirror verify`.
@@ -44,7 +45,7 @@ pub async fn run(args: MirrorVerifyArgs) -> Result<()> {
     let (seen, mut faults) = (VerifyProgress::default(), Vec::new());
     let mut record = |fault: bdnfs::error::Error| {
         if !args.target.json {
-            eprintln!("{fault}");
+            stderr_line!("{fault}");
         }
         faults.push(fault.to_string());
     };

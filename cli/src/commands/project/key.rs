@@ -5,6 +5,7 @@ use bdnfs_csi::source_label;
 
 use super::{CacheHomeArgs, CacheNameArgs};
 use crate::commands::source::affinity;
+use crate::output;
 
 /// The arguments of `bdnfs project key`.
 #[derive(Debug, clap::Args)]
@@ -19,6 +20,5 @@ pub struct ProjectKeyArgs {
 /// Prints the affinity.
 pub fn run(args: &ProjectKeyArgs) -> Result<()> {
     let home = args.target.home(&args.cache)?;
-    print!("{}", affinity(&source_label(&args.target.tenant, &home.source())));
-    Ok(())
+    output::print(&affinity(&source_label(&args.target.tenant, &home.source())))
 }

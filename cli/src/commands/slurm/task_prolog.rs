@@ -7,6 +7,7 @@ use bdnfs_agent::api::publication::PublicationState;
 
 use super::comment;
 use super::job_directory::SlurmJobDirectory;
+use crate::{output, text};
 
 /// How often the state is looked at, a file in memory.
 const STATE_POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -16,7 +17,7 @@ pub fn run(job: &SlurmJobDirectory) -> Result<()> {
     let result = wait(job);
     if let Err(error) = &result {
         // Slurm shows this line in the output of the task.
-        println!("print bdnfs: {}", crate::text::line(error));
+        let _ = output::print_line(&format!("print bdnfs: {}", text::line(error)));
     }
     result
 }
@@ -41,7 +42,7 @@ fn wait(job: &SlurmJobDirectory) -> Result<()> {
             PublicationState::Failed => bail!("{}", state.message),
             PublicationState::Published => {
                 for (name, path) in state.sources {
-                    println!("export {}={}", comment::variable(&name), path.display());
+                    output::print_line(&format!("export {}={}", comment::variable(&name), path.display()))?;
                 }
                 return Ok(());
             }
