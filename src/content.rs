@@ -46,6 +46,7 @@ use proof::NOT_WHOLE_MESSAGE;
 pub use recent_blocks::RecentBlocks;
 use recent_failure::RecentFailures;
 use refutation::Refutation;
+pub use refutation::Refutations;
 pub use resources::SharedResources;
 
 /// How long a read waits for a tier to answer before it fails (docs/semantics.md, "Errors and time").
@@ -83,7 +84,7 @@ pub struct Content {
     committing: AtomicBool,
     /// Why the cache's disk could not make the blob durable.
     commit_error: Mutex<Option<Error>>,
-    refutation: Refutation,
+    refutation: Arc<Refutation>,
     changed: Notify,
     _lease: BlobLease,
 }
@@ -106,7 +107,7 @@ impl Content {
             recent_failures: RecentFailures::default(),
             committing: AtomicBool::new(false),
             commit_error: Mutex::default(),
-            refutation: Refutation::default(),
+            refutation: resources.refutations.of(&blob.key),
             changed: Notify::new(),
             _lease: lease,
             blob,

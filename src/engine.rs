@@ -24,7 +24,7 @@ use crate::cache::eviction::EvictionPause;
 use crate::cache::layout::Layout;
 use crate::cache::node::NodeCache;
 use crate::cache::{Cache, Limits};
-use crate::content::{RecentBlocks, RecentFragments, SharedResources};
+use crate::content::{RecentBlocks, RecentFragments, Refutations, SharedResources};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::fetch::Ladder;
@@ -230,6 +230,7 @@ impl Engine {
                     hash_permits: node.hash_permits.clone(),
                     recent_blocks: node.recent_blocks.of(tenants.len() as u64),
                     recent_fragments: node.recent_fragments.of(tenants.len() as u64),
+                    refutations: Refutations::default(),
                     runtime: node.runtime.clone(),
                 };
                 let new: TenantState = (Arc::new(resources), Arc::default());

@@ -4,6 +4,7 @@
 //! All of this is what a configuration says. [`crate::auth`] loads secrets and gets keys by it.
 
 mod access;
+mod access_option;
 mod access_point;
 pub(crate) mod auth_method;
 mod bucket_service;
@@ -23,6 +24,7 @@ mod uri;
 mod uri_format;
 
 pub use access::{Access, HubAccess, S3Access};
+pub use access_option::AccessOption;
 pub use auth_method::AuthMethod;
 pub(crate) use bucket_service::{BucketService, not_object_storage};
 pub use cloud_access::{AwsAmbient, AwsProfile, AzureAccess, GcsAccess};

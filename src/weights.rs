@@ -23,7 +23,7 @@ use serde_json::{Map, Value};
 use crate::error::Result;
 use crate::source::auth_method;
 use crate::source::fields::{self, Fields};
-use crate::source::{AuthMethod, Diagnostics, DocumentPath, Patterns, TreeLayout, Uri};
+use crate::source::{AccessOption, AuthMethod, Diagnostics, DocumentPath, Patterns, TreeLayout, Uri};
 use job::Specification;
 use job_keys::is_filled;
 
@@ -197,6 +197,12 @@ fn read_source(
         found.reject(&fields.place, error.to_string());
     }
     check_auth(&weights, &fields, found);
+    let executable = AccessOption::Executable.refusal(&weights.source);
+    if let Some(why) =
+        executable.filter(|_| weights.executable_patterns.as_ref().is_some_and(|all| !all.is_empty()))
+    {
+        found.reject(&fields.place.key(EXECUTABLE_KEY), why);
+    }
     let accepted = AcceptedEntry { weights, normalized: normalized(fields.map), place: fields.place };
     (found.rejects() == before).then_some(accepted)
 }
@@ -232,11 +238,15 @@ fn read_auth(fields: &Fields<'_>, rules: Rules, found: &mut Diagnostics) -> Opti
     }
 }
 
-/// Warns of an authorization that its source can't use.
+/// Warns of an authorization that its source can't use, and rejects one where no source of the scheme takes any: Truss has no such
+/// scheme.
 fn check_auth(weights: &WeightsSource, fields: &Fields<'_>, found: &mut Diagnostics) {
     let scheme = weights.source.scheme();
     let key = if fields.present(AUTH_KEY).is_some() { AUTH_KEY } else { auth_method::SECRET_KEY };
-    if let Some(auth) = weights.auth.as_ref().filter(|auth| !auth.serves(scheme)) {
+    let Some(auth) = &weights.auth else { return };
+    if let Some(why) = AccessOption::Credentials.refusal(&weights.source) {
+        found.reject(&fields.place.key(key), why);
+    } else if !auth.serves(scheme) {
         let text =
             format!("{} gives no credentials for {scheme}://, so reading will be refused", auth.method());
         found.warn(&fields.place.key(key), text);

@@ -7,6 +7,7 @@ mod azure;
 mod environment;
 mod google;
 mod hub;
+mod inapplicable;
 mod s3;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ use bdnfs::source::{Access, AuthMethod, AzureAccess, GcsAccess, HubAccess, S3Acc
 
 use self::auth::AuthArgs;
 use self::environment::Environment;
+pub use self::inapplicable::{key_name, option_name};
 use crate::secrets::SecretsArgs;
 
 /// The environment variables that hold credentials. An agent is started without them: its mounts bring their own.
@@ -180,8 +182,8 @@ impl AccessArgs {
     pub fn for_mirror(&self, own: MirrorAccessArgs, uri: &Uri, source: Option<&Uri>) -> Self {
         let same_scheme = source.is_none_or(|source| source.scheme() == uri.scheme());
         let mut access = Self { anonymous: own.mirror_anonymous, requester_pays: false, ..self.clone() };
-        access.endpoint = own.mirror_endpoint.or(access.endpoint);
-        access.region = own.mirror_region.or(access.region);
+        access.endpoint = own.mirror_endpoint.or(access.endpoint.filter(|_| same_scheme));
+        access.region = own.mirror_region.or(access.region.filter(|_| same_scheme));
         let own_keys =
             own.mirror_anonymous || own.mirror_credentials.is_some() || own.mirror_secret.is_some();
         if own_keys || !same_scheme {
@@ -304,19 +306,19 @@ impl AccessArgs {
 #[group(skip)]
 pub struct MirrorAccessArgs {
     /// URL of the mirror's service. Default: that of the source
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", requires = "mirror")]
     pub mirror_endpoint: Option<String>,
     /// Region of the mirror's bucket. Default: that of the source
-    #[arg(long, value_name = "REGION")]
+    #[arg(long, value_name = "REGION", requires = "mirror")]
     pub mirror_region: Option<String>,
     /// File with the mirror's credentials. Default: those of the source
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "mirror")]
     pub mirror_credentials: Option<PathBuf>,
     /// Name of the secret with the mirror's credentials. Default: those of the source
-    #[arg(long, value_name = "NAME", conflicts_with = "mirror_credentials")]
+    #[arg(long, value_name = "NAME", requires = "mirror", conflicts_with = "mirror_credentials")]
     pub mirror_secret: Option<String>,
     /// Send the mirror no credentials, for public buckets
-    #[arg(long, conflicts_with_all = ["mirror_credentials", "mirror_secret"])]
+    #[arg(long, requires = "mirror", conflicts_with_all = ["mirror_credentials", "mirror_secret"])]
     pub mirror_anonymous: bool,
 }
 

@@ -7,7 +7,7 @@ use bdnfs_agent::api::MirrorRequest;
 use bdnfs_agent::cache::DEFAULT_TENANT;
 use bdnfs_agent::mirror;
 
-use crate::access::{AccessArgs, MirrorAccessArgs};
+use crate::access::{AccessArgs, MirrorAccessArgs, option_name};
 use crate::source::{Parser, Source};
 
 /// The options that name a mirror and the access to it.
@@ -44,8 +44,14 @@ impl MirrorArgs {
         access: &AccessArgs,
         source: Option<&Uri>,
     ) -> Result<MirrorRequest> {
+        self.access.check(mirror.uri(), |name| option_name(&format!("mirror-{name}")))?;
         let access = access.for_mirror(self.access.clone(), mirror.uri(), source);
         request(mirror, self.tenant().unwrap_or(DEFAULT_TENANT), &access)
+    }
+
+    /// The URI of the mirror, if one is named.
+    pub fn uri(&self) -> Option<&Uri> {
+        self.mirror.as_ref().map(Source::uri)
     }
 
     /// The tenant, if one is named.

@@ -67,6 +67,7 @@
 
 pub mod handover;
 pub mod mount_copy;
+pub mod mount_identity;
 pub mod mounts;
 pub mod native_mount;
 

@@ -9,6 +9,7 @@ use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
+use crate::mount_identity::MountIdentity;
 use crate::mounts::{self, MountEntry};
 
 /// A copy of a mount: without devices and set-user-ID, and private, so that it follows no other. It is unmounted when it is dropped
@@ -52,6 +53,11 @@ impl DetachedMount {
             Ok(Self(tree))
         });
         copy.map_err(|e| Error::disk(format!("cannot copy the mount {}", path.display()), e.into()))
+    }
+
+    /// The identity that the mount has, attached or not.
+    pub fn identity(&self) -> Option<MountIdentity> {
+        MountIdentity::of(&self.0)
     }
 
     /// Mounts it on the directory `target`, in the mount namespace of this thread.

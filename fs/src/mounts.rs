@@ -30,6 +30,8 @@ const FUSE_DEVICE_PATH: &str = "/dev/fuse";
 /// A mounted file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
+    /// The id, which another mount may have when this one is gone.
+    pub id: u64,
     /// The mount point.
     pub mountpoint: PathBuf,
     /// The source in the mount table: for a bdnfs mount its source, as its origin names it.
@@ -214,7 +216,9 @@ fn entries(table: &[u8]) -> impl Iterator<Item = MountEntry> {
 /// the dash.
 fn parse(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|byte| *byte == b' ');
-    let device = std::str::from_utf8(fields.nth(2)?).ok()?.split_once(':')?;
+    let number = |field| std::str::from_utf8(field).ok();
+    let id = number(fields.next()?)?.parse().ok()?;
+    let device = number(fields.nth(1)?)?.split_once(':')?;
     let root = PathBuf::from(unescape(fields.next()?));
     let mountpoint = PathBuf::from(unescape(fields.next()?));
     let optional = fields.by_ref().take_while(|field| *field != b"-");
@@ -222,6 +226,7 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
     let kind = unescape(fields.next()?).to_string_lossy().into_owned();
     let source = unescape(fields.next()?).to_string_lossy().into_owned();
     Some(MountEntry {
+        id,
         mountpoint,
         source,
         kind,
@@ -306,7 +311,7 @@ mod tests {
         let mounted = parse(line).expect("a mount");
         assert_eq!(mounted.mountpoint, Path::new("/mnt/a b\\c"));
         assert_eq!((mounted.source.as_str(), mounted.device), ("s3://x/y z", (0, 40)));
-        assert_eq!(mounted.root, Path::new("/"));
+        assert_eq!((mounted.id, mounted.root.as_path()), (36, Path::new("/")));
         assert!(mounted.ours() && mounted.follows);
         let plain = parse(b"1 0 8:1 / / rw - ext4 /dev/sda1 rw").expect("a mount");
         assert!(!plain.ours() && !plain.follows);

@@ -75,7 +75,7 @@ impl Content {
     /// Discards what came, which is not the content, and allows fetching it again.
     fn discard_wrong(&self, partial: &PartialBlob, error: Error) {
         tracing::warn!(%error, "a blob was refuted");
-        self.refutation.record(error);
+        self.record_refutation(error);
         self.discard(partial);
         self.committing.store(false, Ordering::Relaxed);
         self.changed.notify_waiters();
@@ -83,8 +83,14 @@ impl Content {
 
     /// Keeps the content, of which some was read and discarded, from being fetched anew for a while.
     pub(super) fn refute(&self, error: Error) {
-        self.refutation.record(error);
+        self.record_refutation(error);
         self.changed.notify_waiters();
+    }
+
+    /// Records why what came is not the content: for its users, and for those who open it anew once it is closed.
+    fn record_refutation(&self, error: Error) {
+        self.refutation.record(error);
+        self.resources.refutations.remember(self.blob.key, &self.refutation);
     }
 
     /// Discards the part in the cache. Listeners drop the blocks that they cached.
@@ -119,6 +125,7 @@ impl Content {
     fn on_committed(&self, whole: Result<File>) {
         match whole {
             Ok(file) => {
+                self.resources.refutations.forget(&self.blob.key);
                 *self.whole.write() = Some(Arc::new(file));
                 // The part's descriptors are no longer needed.
                 *self.slot() = None;

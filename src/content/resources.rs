@@ -11,7 +11,7 @@ use crate::cache::Cache;
 use crate::fetch::FetchScope;
 use crate::metrics::EngineMetrics;
 
-use super::{RecentBlocks, RecentFragments};
+use super::{RecentBlocks, RecentFragments, Refutations};
 
 /// The cache, the memory and the limits that every content of a tenant uses.
 #[derive(Debug)]
@@ -36,6 +36,8 @@ pub struct SharedResources {
     pub recent_blocks: RecentBlocks,
     /// Fragments of blocks that arrived a moment ago.
     pub recent_fragments: RecentFragments,
+    /// Contents that were refuted a while ago.
+    pub refutations: Refutations,
     /// The runtime of flights and of their blocking parts.
     pub runtime: Handle,
 }

@@ -153,6 +153,7 @@ impl ContentFixture {
             hash_permits: Arc::new(Semaphore::new(4)),
             recent_blocks: RecentBlocks::default(),
             recent_fragments: RecentFragments::default(),
+            refutations: Refutations::default(),
             runtime: Handle::current(),
         };
         Content::open(blob, Arc::new(resources), Arc::new(ladder))

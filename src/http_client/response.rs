@@ -152,6 +152,11 @@ pub(crate) fn explain_transport(error: &reqwest::Error, named: bool) -> Error {
 #[error("{0}")]
 pub(super) struct ConnectError(pub(super) String);
 
+/// Why a response was given up that had begun: another connection may be better.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct DrippingError(pub(super) String);
+
 fn unreachable(error: &reqwest::Error, text: &str) -> Error {
     Error::with(Kind::Unavailable, text, ConnectError(reason(error)))
 }
@@ -227,7 +232,7 @@ pub(crate) async fn read(response: Response, limit: usize) -> Result<Bytes> {
                     MIN_WINDOW_BYTES >> 10,
                     MAX_RESPONSE_TIMEOUT.as_secs()
                 );
-                return Err(Error::new(Kind::Timeout, text));
+                return Err(Error::with(Kind::Timeout, text.clone(), DrippingError(text)));
             }
         }
         if whole.len() > limit {
@@ -281,6 +286,7 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
+    use crate::http_client::retry_listing;
 
     /// A response that brings so many bytes a second for so many seconds.
     fn slow(status: u16, rate: usize, seconds: u64) -> Response {
@@ -306,6 +312,21 @@ mod tests {
                     assert_eq!(began.elapsed().as_secs(), after);
                 }
             }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn response_that_drips_is_asked_for_once_more() {
+        for (drips, asked, seconds) in [(1, 2, 31), (9, 2, 60)] {
+            let (began, mut requests) = (Instant::now(), 0);
+            let read = retry_listing(|| {
+                requests += 1;
+                let rate = if requests <= drips { (5, 600) } else { (5000, 1) };
+                read(slow(200, rate.0, rate.1), 10 << 20)
+            })
+            .await;
+            assert_eq!((read.is_ok(), requests), (drips == 1, asked));
+            assert_eq!(began.elapsed().as_secs(), seconds);
         }
     }
 

@@ -7,7 +7,7 @@ use reqwest::header::{DATE, HeaderName, RETRY_AFTER};
 use reqwest::{Response, StatusCode};
 use tokio::time::Instant;
 
-use super::response::ConnectError;
+use super::response::{ConnectError, DrippingError};
 use super::{CONNECT_TIMEOUT, header};
 use crate::backoff::{Backoff, entropy};
 use crate::error::{Error, Kind, Result};
@@ -27,16 +27,21 @@ pub(crate) async fn retry_listing<T, F: Future<Output = Result<T>>>(send: impl F
     retry(&[Kind::Unavailable, Kind::Timeout], send).await
 }
 
-/// Retries `send` a few times after a failure that is one of `passing`.
+/// Retries `send` a few times after a failure that is one of `passing`; once after a response that dripped, which took all of the time
+/// that there is for retries.
 pub(crate) async fn retry<T, F: Future<Output = Result<T>>>(
     passing: &[Kind],
     mut send: impl FnMut() -> F,
 ) -> Result<T> {
     let mut backoff = Backoff::new(RETRY_BACKOFF.0, RETRY_BACKOFF.1, entropy());
-    let began = Instant::now();
+    let (began, mut has_dripped) = (Instant::now(), false);
     for _ in 0..RETRY_LIMIT {
         match send().await {
-            Err(e) if passing.contains(&e.kind()) && began.elapsed() < retry_deadline(&e) => {
+            Err(e)
+                if passing.contains(&e.kind())
+                    && (began.elapsed() < retry_deadline(&e)
+                        || is_dripping(&e) && !std::mem::replace(&mut has_dripped, true)) =>
+            {
                 tokio::time::sleep(backoff.wait()).await
             }
             done => return done,
@@ -73,6 +78,11 @@ fn retry_deadline(error: &Error) -> Duration {
         Some(cause) if cause.is::<ConnectError>() => CONNECT_TIMEOUT,
         _ => RETRY_DEADLINE,
     }
+}
+
+/// Whether a response had begun, and was given up since it dripped.
+fn is_dripping(error: &Error) -> bool {
+    error.source().is_some_and(|cause| cause.is::<DrippingError>())
 }
 
 /// How long a busy server asks to wait: seconds or until a date (RFC 9110, section 10.2.3), or until a limit that is used

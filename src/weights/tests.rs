@@ -186,6 +186,30 @@ fn checkpoint_is_a_source_in_own_toml_only() {
 }
 
 #[test]
+fn keys_without_effect_on_a_local_source_are_rejected() {
+    let rejected = |source: &str, key: &str, value: Value| {
+        let weights = serde_json::json!([{"source": source, "mount_location": "/m", key: value}]);
+        let rules = Rules { bdnfs_schema: true, lenient: false };
+        let (accepted, found) = read(&serde_json::json!({ "weights": weights }), rules);
+        let said: Vec<_> =
+            found.into_iter().map(|f| format!("{}: {}: {}", f.verdict, f.place, f.text)).collect();
+        assert_eq!(accepted.is_empty(), !said.is_empty(), "{said:?}");
+        said.into_iter().next()
+    };
+    for (source, key, value) in [
+        ("file:///srv", "auth_secret_name", serde_json::json!("s")),
+        ("bt://llama", "auth_secret_name", serde_json::json!("s")),
+        ("file:///srv", "auth", serde_json::json!({"auth_method": "CUSTOM_SECRET", "auth_secret_name": "s"})),
+        ("bt://llama", "executable_patterns", serde_json::json!(["*.sh"])),
+    ] {
+        let scheme = source.split_once("://").expect("a URI").0;
+        let expected = format!("reject: weights[0].{key}: cannot be used with {scheme}://");
+        assert_eq!(rejected(source, key, value), Some(expected));
+    }
+    assert_eq!(rejected("file:///srv", "executable_patterns", serde_json::json!(["*.sh"])), None);
+}
+
+#[test]
 fn job_keys_beside_the_weights_are_reported() {
     let said = |document: Value, rules| {
         let (_, found) = read(&document, rules);

@@ -6,7 +6,8 @@ use std::fs;
 use std::num::NonZeroU32;
 
 use bdnfs::source::{
-    Access, AuthMethod, AzureAccess, GcsAccess, HubAccess, Patterns, Secret, TreeLayout, Uri, tenant,
+    Access, AccessOption, AuthMethod, AzureAccess, GcsAccess, HubAccess, Patterns, Secret, TreeLayout, Uri,
+    tenant,
 };
 use thiserror::Error;
 
@@ -148,12 +149,23 @@ impl Attributes {
         mut access: Access,
         has_secret: bool,
     ) -> Result<Access, InvalidAttribute> {
+        let fits = |key, option: AccessOption, is_given: bool| match option.refusal(uri).filter(|_| is_given)
+        {
+            Some(why) => Err(InvalidAttribute::new(key, why)),
+            None => Ok(()),
+        };
         access.allow_http = self.flag("allowHttp")?;
+        fits("allowHttp", AccessOption::Connections, access.allow_http)?;
+        fits("exec", AccessOption::Executable, !access.executable.is_empty())?;
+        fits("caFile", AccessOption::Connections, self.has("caFile"))?;
+        fits("endpoint", AccessOption::Endpoint, self.has("endpoint"))?;
+        fits("region", AccessOption::Region, self.has("region"))?;
         access.escape = match self.take("badNames").as_deref() {
             None | Some("refuse") => false,
             Some("escape") => true,
             Some(_) => return Err(InvalidAttribute::new("badNames", "expected refuse or escape")),
         };
+        fits("badNames", AccessOption::BadNames, access.escape)?;
         if let Some(path) = self.take("caFile") {
             let text = fs::read_to_string(&path);
             let unreadable = |e| InvalidAttribute::new("caFile", format!("cannot read {path}: {e}"));
@@ -165,17 +177,12 @@ impl Attributes {
             return Err(InvalidAttribute::new("anonymous", text));
         }
         let (endpoint, region) = (self.take("endpoint"), self.take("region"));
-        let unfit = |key| InvalidAttribute::new(key, format!("cannot be used with {}://", uri.scheme()));
-        if region.is_some() && access.s3_mut(uri).is_none() {
-            return Err(unfit("region"));
-        }
         match uri {
             Uri::Hf { .. } => access.hub = Some(HubAccess { endpoint, token: None }),
             Uri::Gs { .. } => access.gcs = Some(GcsAccess { endpoint, anonymous, ..GcsAccess::default() }),
             Uri::Azure { .. } => {
                 access.azure = Some(AzureAccess { endpoint, anonymous, ..AzureAccess::default() })
             }
-            Uri::File(_) | Uri::Http(_) | Uri::Bt(_) if endpoint.is_some() => return Err(unfit("endpoint")),
             uri => {
                 if let Some(s3) = access.s3_mut(uri) {
                     (s3.endpoint, s3.region, s3.anonymous) = (endpoint, region, anonymous);
@@ -251,6 +258,24 @@ mod tests {
         ] {
             let error = request(&[("source", "s3://b"), (key, value)]).expect_err(key).to_string();
             assert!(error.starts_with(words) && !error.contains('\n'), "{error}");
+        }
+        for (source, key, value, words) in [
+            ("file:///d", "endpoint", "https://h", "endpoint: cannot be used with file://"),
+            ("https://h/f", "endpoint", "https://h", "endpoint: cannot be used with https://"),
+            ("hf://o/n", "region", "eu", "region: cannot be used with hf://"),
+            ("hf://o/n", "badNames", "escape", "badNames: cannot be used with hf://"),
+            ("file:///d", "allowHttp", "true", "allowHttp: cannot be used with file://"),
+            ("file:///d", "caFile", "/dev/null", "caFile: cannot be used with file://"),
+            ("bt://p", "exec", r#"["*.sh"]"#, "exec: cannot be used with bt://"),
+        ] {
+            let error = request(&[("source", source), (key, value)]).expect_err(key).to_string();
+            assert_eq!(error, words);
+        }
+        // What asks for the usual has it.
+        for (key, value) in
+            [("allowHttp", "false"), ("badNames", "refuse"), ("anonymous", "true"), ("exec", "[]")]
+        {
+            request(&[("source", "file:///d"), (key, value)]).expect(key);
         }
         assert_eq!(request(&[]).expect_err("no source").to_string(), "source: is missing");
     }

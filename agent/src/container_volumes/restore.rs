@@ -51,6 +51,7 @@ impl ContainerVolumes {
         let locate = |path| BindTarget::locate(path, &self.targets).unwrap_or_else(|_| BindTarget::at(path));
         let target = wanted.as_deref().map(locate);
         let is_bound = target.as_ref().is_none_or(|target| target.mounted().is_ok_and(|at| at.is_some()));
+        target.iter().for_each(BindTarget::adopt);
         let tenant = record.request.tenant.clone();
         let tenant = tenant.unwrap_or_else(|| self.mounts.mounter().engine.tenant().to_owned());
         let directory = WritableDirectory::new(&self.volumes, &tenant, &record);

@@ -23,6 +23,8 @@ pub struct Heartbeats {
     /// Whether heartbeats are expected: an older agent greets once, and does not say that it will send more.
     are_expected: bool,
     was_greeted: bool,
+    /// Whether one has come after the greeting.
+    was_sent: bool,
     missed: u32,
     since: Instant,
     /// Whether it was stopped at the last check.
@@ -32,14 +34,27 @@ pub struct Heartbeats {
 impl Heartbeats {
     /// The heartbeats of an agent that has connected at `now`.
     pub fn new(now: Instant) -> Self {
-        Self { are_expected: false, was_greeted: false, missed: 0, since: now, was_stopped: false }
+        Self {
+            are_expected: false,
+            was_greeted: false,
+            was_sent: false,
+            missed: 0,
+            since: now,
+            was_stopped: false,
+        }
     }
 
     /// Records a greeting at `now`, which may say that the agent `beats`. A version of the past sent more and did not say it.
     pub fn record_greeting(&mut self, now: Instant, beats: bool) {
         self.are_expected |= beats || self.was_greeted;
+        self.was_sent |= self.was_greeted;
         self.was_greeted = true;
         (self.missed, self.since) = (0, now);
+    }
+
+    /// Whether the agent has come so far as to send one; an older agent that only greets counts as soon as it has.
+    pub fn is_running(&self) -> bool {
+        self.was_sent || self.was_greeted && !self.are_expected
     }
 
     /// Counts a heartbeat as missed at `now` when one is due, and returns whether the agent hangs. However much time has passed, it

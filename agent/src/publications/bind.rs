@@ -9,10 +9,13 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs_fs::mount_copy::DetachedMount;
+use bdnfs_fs::mount_identity::MountIdentity;
 use bdnfs_fs::mounts::{self, MountEntry};
+use parking_lot::Mutex;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, openat2, statat, unlinkat};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
@@ -25,8 +28,8 @@ const KUBELET_VOLUMES_DIRECTORY: &str = "kubernetes.io~csi";
 /// The file that it keeps beside a target as long as it wants the volume.
 const KUBELET_VOLUME_FILE: &str = "vol_data.json";
 
-/// A target that lies where targets may.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A target that lies where targets may. Copies know of what is bound by one of them.
+#[derive(Clone, Debug)]
 pub struct BindTarget {
     /// The target directory of the agent, without links.
     root: PathBuf,
@@ -36,6 +39,15 @@ pub struct BindTarget {
     name: OsString,
     /// The file beside it without which it is not wanted: a kubelet removes that when it gives up a volume.
     required: Option<&'static str>,
+    /// The mount that was bound to it, by which that is found if a directory above it is renamed.
+    bound: Arc<Mutex<Option<MountIdentity>>>,
+}
+
+/// Two are the same where they are one place.
+impl PartialEq for BindTarget {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.root, &self.below, &self.name) == (&other.root, &other.below, &other.name)
+    }
 }
 
 impl BindTarget {
@@ -67,7 +79,7 @@ impl BindTarget {
         };
         let root = directory.canonicalize().map_err(|e| missing(directory, e))?;
         let required = required_file(path);
-        Ok(Self { root, below: below.to_owned(), name: name.to_owned(), required })
+        Ok(Self { root, below: below.to_owned(), name: name.to_owned(), required, bound: Arc::default() })
     }
 
     /// The target at `path`, wherever that is: what was bound there before the target directories were others.
@@ -78,7 +90,17 @@ impl BindTarget {
             below: PathBuf::new(),
             name: path.file_name().unwrap_or_default().to_owned(),
             required: required_file(path),
+            bound: Arc::default(),
         }
+    }
+
+    /// Takes what is mounted there for what an earlier run has bound.
+    pub fn adopt(&self) {
+        let Ok(parent) = self.parent() else { return };
+        let mounted = self.open(&parent).ok().and_then(MountIdentity::of);
+        // A plain directory is on the mount of its parent.
+        *self.bound.lock() =
+            mounted.filter(|mounted| MountIdentity::of(&parent).is_some_and(|above| above != *mounted));
     }
 
     /// The path of the target without links, as the mount table has it.
@@ -115,6 +137,10 @@ impl BindTarget {
         if let Some(other) = self.mounted()? {
             let text = format!("target {}: {} is mounted there", self.path().display(), other.source);
             return Err(Error::new(Kind::Busy, text));
+        }
+        // One that was moved away is in the way of nobody.
+        if let Err(error) = self.unbind_moved() {
+            tracing::warn!("{error}");
         }
         let parent = self.parent()?;
         self.ensure_wanted(&parent)?;
@@ -155,10 +181,17 @@ impl BindTarget {
     }
 
     fn attach(&self, parent: &OwnedFd, copy: impl FnOnce() -> Result<DetachedMount>) -> Result<()> {
+        let (target, copy) = (self.open(parent)?, copy()?);
+        let identity = copy.identity();
+        copy.attach(&target).map_err(|e| self.failed("cannot bind to it", e))?;
+        *self.bound.lock() = identity;
+        Ok(())
+    }
+
+    fn open(&self, parent: &OwnedFd) -> Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let target = openat2(parent, &self.name, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
-        let target = target.map_err(|e| self.failed("is not a directory", e))?;
-        copy()?.attach(&target).map_err(|e| self.failed("cannot bind to it", e))
+        target.map_err(|e| self.failed("is not a directory", e))
     }
 
     /// Unmounts what is bound there, in use or not, and removes the directory. It is no error where nothing is.
@@ -180,8 +213,8 @@ impl BindTarget {
     fn unbind_where(&self, is_own: impl Fn(&MountEntry) -> bool) -> Result<()> {
         let parent = match self.parent() {
             Ok(parent) => parent,
-            // The parent is gone, and with it the target.
-            Err(error) if error.kind() == Kind::NotFound => return Ok(()),
+            // The parent is gone, and with it the target, or it has another name.
+            Err(error) if error.kind() == Kind::NotFound => return self.unbind_moved(),
             Err(error) => return Err(error),
         };
         // The name in the parent that was opened, wherever that is by now.
@@ -204,6 +237,22 @@ impl BindTarget {
         }
         // A directory that is not empty is not ours.
         let _ = unlinkat(&parent, &self.name, AtFlags::REMOVEDIR);
+        self.unbind_moved()
+    }
+
+    /// Unmounts what was bound to the target, where it was moved to with a directory above it.
+    fn unbind_moved(&self) -> Result<()> {
+        let mut bound = self.bound.lock();
+        let Some(identity) = *bound else { return Ok(()) };
+        let failed = |error: Error| error.context(format!("target {}: was moved", self.path().display()));
+        if let Some(place) = identity.detach().map_err(failed)? {
+            tracing::warn!(
+                "target {}: was moved to {}, and is unmounted there",
+                self.path().display(),
+                place.display()
+            );
+        }
+        *bound = None;
         Ok(())
     }
 

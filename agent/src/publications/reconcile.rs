@@ -247,6 +247,7 @@ impl Publications {
 /// Whether something of ours is bound to `target` of an earlier run, covered or not: `base`, where that is there.
 fn restore_bind(target: &BindTarget, base: Option<&Base>) -> Result<bool> {
     let stack = mounts::stack_at(&target.path())?;
+    let is_on_top = stack.last().is_some_and(mounts::MountEntry::ours);
     let Some(bound) = stack.into_iter().rfind(mounts::MountEntry::ours) else { return Ok(false) };
     if let Some(base) = base
         && mounts::at(base.path())?.is_some_and(|mounted| mounted.device != bound.device)
@@ -254,6 +255,8 @@ fn restore_bind(target: &BindTarget, base: Option<&Base>) -> Result<bool> {
         // Its base was lost with the fd store, and is another mount now.
         target.unbind()?;
         target.bind(base.path())?;
+    } else if is_on_top {
+        target.adopt();
     }
     Ok(true)
 }

@@ -43,6 +43,11 @@ enum AuthMethodArg {
 }
 
 impl AuthArgs {
+    /// Whether a method is named.
+    pub fn is_given(&self) -> bool {
+        self.auth.is_some()
+    }
+
     /// The method that the options name. `region` is that of AWS's token service.
     pub fn method(&self, region: Option<&str>) -> Result<Option<AuthMethod>> {
         let region = region.unwrap_or(DEFAULT_STS_REGION).to_owned();

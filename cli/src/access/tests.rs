@@ -229,6 +229,21 @@ fn for_mirror_of_same_scheme_inherits_secret_of_source() {
 }
 
 #[test]
+fn for_mirror_of_another_scheme_has_no_service_of_the_source() {
+    let args = AccessArgs {
+        endpoint: Some("https://hub".into()),
+        region: Some("eu".into()),
+        ..AccessArgs::default()
+    };
+    let service_of = |source: &str| {
+        let access = args.for_mirror(MirrorAccessArgs::default(), &uri("s3://m"), Some(&uri(source)));
+        (access.endpoint, access.region)
+    };
+    assert_eq!(service_of("hf://o/r"), (None, None));
+    assert_eq!(service_of("s3://b"), (Some("https://hub".into()), Some("eu".into())));
+}
+
+#[test]
 fn for_mirror_anonymous_sends_no_keys_of_the_source() {
     let args = AccessArgs { secret: Some("s".into()), ..AccessArgs::default() };
     let own = MirrorAccessArgs { mirror_anonymous: true, ..MirrorAccessArgs::default() };

@@ -6,7 +6,7 @@ use bdnfs::checkpoint::{CheckpointSelector, DEFAULT_PROJECT};
 use bdnfs::mirror::Mirror;
 use clap::Subcommand;
 
-use crate::access::AccessArgs;
+use crate::access::{AccessArgs, option_name};
 use crate::mirror::{self, MirrorArgs};
 use crate::runtime;
 
@@ -70,12 +70,14 @@ struct CheckpointMirrorArgs {
 impl CheckpointMirrorArgs {
     /// Opens the mirror, whether or not it exists.
     fn open_or_create(&self) -> Result<Mirror> {
+        self.access.check(&[], self.mirror.uri(), option_name)?;
         let request = self.mirror.request_or_default(&self.access, None)?;
         Ok(bdnfs_agent::mirror::open(&request, std::env::temp_dir())?)
     }
 
     /// Opens the mirror, which must exist.
     async fn open(&self) -> Result<Mirror> {
+        self.access.check(&[], self.mirror.uri(), option_name)?;
         let request = self.mirror.request_or_default(&self.access, None)?;
         mirror::open_existing(&request, "name the one that the jobs save into with --mirror").await
     }

@@ -11,6 +11,7 @@ use bdnfs::origin;
 use rustix::fs::MemfdFlags;
 use serde::Serialize;
 
+use crate::access::option_name;
 use crate::output::stderr_line;
 use crate::runtime;
 use crate::source::SourceArgs;
@@ -68,9 +69,11 @@ pub fn run(args: &ListArgs) -> Result<()> {
 }
 
 async fn manifest(args: &ListArgs) -> Result<Manifest> {
-    let origin = origin::open(args.source.uri(), &args.source.options.access(args.source.uri())?).await?;
+    let (uri, options) = (args.source.uri(), &args.source.options);
+    options.access.check(&[uri], None, option_name)?;
+    let origin = origin::open(uri, &options.access(uri)?).await?;
     let scratch = scratch_directory();
-    let mut listing = Listing::new(origin.name(), args.source.options.patterns()?, &scratch);
+    let mut listing = Listing::new(origin.name(), options.patterns()?, &scratch);
     let json = args.json;
     listing.on_rejected(move |path, why| {
         let bad = if json { text::json_name(path) } else { text::printable(path) };

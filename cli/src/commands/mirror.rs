@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::Subcommand;
 
-use crate::access::AccessArgs;
+use crate::access::{AccessArgs, option_name};
 use crate::mirror::{self, MirrorArgs};
 use crate::runtime;
 
@@ -61,6 +61,7 @@ struct MirrorTargetArgs {
 impl MirrorTargetArgs {
     /// Opens the mirror, which must exist.
     async fn open(&self) -> Result<bdnfs::mirror::Mirror> {
+        self.access.check(&[], self.mirror.uri(), option_name)?;
         let request = self.mirror.request_or_default(&self.access, None)?;
         mirror::open_existing(&request, "`bdnfs mirror add` creates one").await
     }

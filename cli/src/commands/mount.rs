@@ -12,6 +12,7 @@ use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::{MountInfo, MountRequest, Weights};
 use bdnfs_agent::signals;
 
+use crate::access::option_name;
 use crate::cache::CacheArgs;
 use crate::endpoint::{Connection, Endpoint, serve_or_request};
 use crate::mirror::MirrorArgs;
@@ -188,6 +189,8 @@ impl MountSession {
         let endpoint = Endpoint::find(&args.cache)?;
         let entries = args.entries()?;
         weights::refuse_shared_locations(&entries)?;
+        let sources: Vec<_> = entries.iter().map(|entry| entry.source.uri()).collect();
+        args.source_options.access.check(&sources, args.mirror.uri(), option_name)?;
         let mut created = CreatedDirectories::default();
         let mut requests = Vec::new();
         for entry in entries {

@@ -9,7 +9,7 @@ use bdnfs_agent::api::DEFAULT_TENANT;
 use bdnfs_agent::volumes::cache_home::{CacheHome, CacheScope};
 use clap::Subcommand;
 
-use crate::access::AccessArgs;
+use crate::access::{AccessArgs, option_name};
 use crate::mirror::MirrorArgs;
 use crate::runtime;
 
@@ -124,6 +124,7 @@ impl CacheMirrorArgs {
 
     /// Opens the mirror that is named, if any.
     fn open(&self, home: &CacheHome) -> Result<Option<Mirror>> {
+        self.access.check(&[], self.mirror.uri(), option_name)?;
         let request = self.mirror.request(&self.access, None)?;
         let scratch = if home.exists() { home.path().to_owned() } else { std::env::temp_dir() };
         Ok(request.map(|request| bdnfs_agent::mirror::open(&request, scratch)).transpose()?)

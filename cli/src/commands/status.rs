@@ -138,7 +138,7 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
     let mounts = mounts.into_iter().filter(|(mounted, _)| !is_bind(&mounted.mountpoint));
     let mounts = mounts.map(|(mounted, health)| {
         let (state, status) = match &health {
-            MountHealth::Alive(socket) => mount_status(agents.get(socket), &mounted.mountpoint),
+            MountHealth::Alive(socket) => mount_status(agents.get(socket), &mounted),
             MountHealth::Dead => ("dead: its agent is gone".to_owned(), None),
             MountHealth::Unresponsive => ("does not respond".to_owned(), None),
             MountHealth::Unknown(error) => (format!("unknown: {error}"), None),
@@ -177,15 +177,21 @@ fn format_unresponsive(mounted: &MountEntry) -> String {
 
 fn mount_status(
     agent: Option<&Result<AgentStatus, String>>,
-    mountpoint: &Path,
+    mounted: &MountEntry,
 ) -> (String, Option<MountStatus>) {
+    let missing = |state: &str| {
+        // Its image names the agent that made it, which may be gone, and another in its place.
+        let state =
+            if mounted.is_native() { "native: the kernel serves it, and no agent has it" } else { state };
+        state.to_owned()
+    };
     match agent {
         Some(Ok(status)) => {
-            let found = status.at(mountpoint);
-            (found.map_or("unmounting".to_owned(), format_state), found.cloned())
+            let found = status.at(&mounted.mountpoint);
+            (found.map_or_else(|| missing("unmounting"), format_state), found.cloned())
         }
         Some(Err(error)) => (format!("unknown: {error}"), None),
-        None => ("unknown".to_owned(), None),
+        None => (missing("unknown"), None),
     }
 }
 

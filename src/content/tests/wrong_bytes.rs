@@ -113,6 +113,30 @@ async fn content_refuted_after_it_was_read_is_fetched_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn refuted_content_opened_anew_is_not_fetched_within_its_backoff() {
+    let fixture = ContentFixture::new();
+    let blob = Blob { sha256: sha256(&fixture.bytes), ..fixture.blob(false) };
+    let tier = ScriptedTier::new(&fixture.bytes, &[Fault::Lie], false);
+    let content = fixture.content(blob.clone(), None, &[&tier]);
+    let (resources, ladder) = (content.resources.clone(), content.ladder());
+    let (refuted, ()) = tokio::join!(content.became_whole(), async { content.prefetch(0..SIZE) });
+    assert_eq!(refuted.expect_err("not it").kind(), Kind::Corrupt);
+    content.await_flights().await;
+    drop(content);
+    let asked = tier.requests.load(Relaxed);
+    let open = || Content::open(blob.clone(), resources.clone(), ladder.clone());
+    for _ in 0..3 {
+        assert_eq!(open().read(0..10, Some(0)).await.expect_err("too soon").kind(), Kind::Corrupt);
+    }
+    assert_eq!(tier.requests.load(Relaxed), asked);
+    let content = open();
+    content.await_retry().await;
+    fixture.expect(&content, 0..SIZE).await;
+    content.became_whole().await.expect("the origin has healed");
+    assert!(resources.refutations.of(&blob.key).last().is_none(), "that is over");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn content_without_conditions_is_read_when_it_is_whole_and_proved() {
     let fixture = ContentFixture::new();
     let version = Bytes::from_static(b"sha256 00ff");

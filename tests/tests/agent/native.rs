@@ -135,6 +135,31 @@ fn native_mount_left_by_a_killed_agent_can_be_unmounted() {
 }
 
 #[test]
+fn native_mount_of_a_killed_on_demand_agent_is_told_by_status_and_ends_with_umount() {
+    let machine = Machine::new();
+    let (source, other) = (source(&machine), machine.directory("other"));
+    fs::write(other.join("file"), "another").unwrap();
+    let point = machine.mount_with(&source, "model", &["--wait", "--via", "native"]);
+    assert_eq!(kind(&point), "erofs");
+    machine.crash();
+    let orphaned = "native: the kernel serves it, and no agent has it";
+    assert_eq!(states(&machine), [orphaned]);
+    drop_caches();
+    assert_same_tree(&source, &point);
+    // Another agent of the cache does not have it, either.
+    let beside = machine.mount(&other, "beside");
+    assert!(states(&machine).contains(&orphaned.to_owned()));
+    machine.umount(&point);
+    assert!(!is_mounted(&point) && is_mounted(&beside));
+    machine.umount(&beside);
+    assert_eq!(states(&machine), [""; 0]);
+    // It does not come back.
+    let point = machine.mount_with(&source, "again", &["--wait", "--via", "native"]);
+    assert_eq!(states(&machine), ["staged, native"]);
+    machine.umount(&point);
+}
+
+#[test]
 fn native_mounts_of_one_snapshot_are_one_superblock_and_end_one_by_one() {
     let machine = Machine::new();
     let source = source(&machine);

@@ -8,6 +8,7 @@ mod commands;
 mod containers_page;
 mod docker;
 mod kit;
+mod moved_targets;
 mod oci;
 mod oci_hook;
 mod publications;

@@ -101,7 +101,7 @@ fn mount8_failure_exits_with_the_codes_of_mount8() {
     ends(source, "staging=soon", &[], 1, "staging=wait");
     ends("ftp://host/x", "ro", &[], 1, "ftp");
     ends("/no/such/directory", "ro", &[], 32, "/no/such/directory");
-    ends(source, "secret=absent", &[], 32, "gives no credentials");
+    ends(source, "secret=absent", &[], 32, "--secret: cannot be used with file://");
     ends(source, "rw", &["-f"], 0, "");
     assert_eq!(namespace.mounted(), [""; 0]);
     ends(source, "noexec", &["-s"], 0, "");

@@ -95,6 +95,70 @@ fn cloud_source_with_bad_options_is_refused_at_once() {
 }
 
 #[test]
+fn option_without_effect_on_the_source_is_refused_by_name() {
+    let env = TestEnv::new();
+    let bytes = env.put("w", 10);
+    let (tree, point) = (env.machine.directory("tree"), env.machine.directory("mnt"));
+    fs::write(tree.join("f"), "x").unwrap();
+    let (tree, point, url) = (tree.to_str().unwrap(), point.to_str().unwrap(), env.proxy.url());
+    let mirror = format!("file://{}", env.machine.directory("mirror").display());
+    let job = env.machine.directory("job").join("job.toml");
+    fs::write(
+        &job,
+        format!(
+            "start_commands = [\"true\"]\n[[weights]]\nsource = \"file://{tree}\"\nmount_location = \"/m\"\n"
+        ),
+    )
+    .unwrap();
+    let job = job.to_str().unwrap();
+    for (arguments, said) in [
+        (&["ls", tree, "--endpoint", &url][..], "--endpoint: cannot be used with file://"),
+        (&["ls", "hf://o/n", "--region", "eu"], "--region: cannot be used with hf://"),
+        (&["ls", "https://h/f", "--bad-names", "escape"], "--bad-names: cannot be used with https://"),
+        (&["ls", "s3://bucket", "--unpinned"], "--unpinned: cannot be used with s3://"),
+        (&["mount", tree, point, "--region", "eu"], "--region: cannot be used with file://"),
+        (&["mount", tree, point, "--allow-http"], "--allow-http: cannot be used with file://"),
+        // The mirror's own options are others.
+        (
+            &["mount", tree, point, "--mirror", "s3://mirror", "--endpoint", &url],
+            "--endpoint: cannot be used with file://",
+        ),
+        (
+            &["mirror", "add", tree, "--mirror", &mirror, "--requester-pays"],
+            "--requester-pays: cannot be used with",
+        ),
+        (
+            &["mirror", "add", tree, "--mirror", &mirror, "--mirror-endpoint", &url],
+            "--mirror-endpoint: cannot be used with file://",
+        ),
+        (
+            &["mirror", "ls", "--mirror", &mirror, "--endpoint", &url],
+            "--endpoint: cannot be used with file://",
+        ),
+        (
+            &["mirror", "ls", "--mirror", "s3://mirror", "--unpinned"],
+            "--unpinned: has no effect here; leave it out",
+        ),
+        (&["job", "run", job, "--endpoint", &url], "--endpoint: cannot be used with file://"),
+    ] {
+        let ran = env.machine.run(arguments);
+        assert!(ran.code != Some(0) && ran.err.contains(said), "{arguments:?}: {}", ran.err);
+        assert_eq!(ran.err.lines().count(), 1, "{arguments:?}: {}", ran.err);
+    }
+    let ran = env.machine.run(&["ls", "s3://bucket", "--mirror-endpoint", &url]);
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+
+    // It is enough that one of several sources has a use for it, or the mirror.
+    let all = ["mirror", "add", tree, "s3://bucket", "--mirror", "s3://mirror", "--endpoint", &url];
+    env.machine.run(&all).succeeds();
+    let shared = ["mount", tree, point, "--mirror", "s3://mirror", "--allow-http", "--bucket-style", "path"];
+    env.machine.run(&shared).succeeds();
+    // What the environment says is for all commands.
+    let point = env.machine.mount_with("s3://bucket", "remote", &["--mirror", "s3://mirror"]);
+    assert_same(&bytes, &fs::read(point.join("w")).unwrap(), "w");
+}
+
+#[test]
 fn file_that_matches_exec_may_be_executed() {
     let env = TestEnv::new();
     for key in ["bin/tool", "run.sh", "data"] {

@@ -19,7 +19,7 @@ use super::cluster::ClusterSection;
 use super::config_error;
 use super::publications::{DockerSection, PublicationSection, SourceSection};
 use super::volumes::{ProjectSection, VolumeSection};
-use crate::access::{AccessArgs, MirrorAccessArgs};
+use crate::access::{AccessArgs, MirrorAccessArgs, key_name};
 use crate::cache::CacheArgs;
 use crate::secrets::SecretsArgs;
 use crate::source::Source;
@@ -207,6 +207,8 @@ impl MirrorSection {
             mirror_anonymous: self.anonymous,
         };
         let access = AccessArgs::default().with_secrets(secrets).with_allow_http(self.allow_http);
+        access.check(&[], Some(url.uri()), key_name).context("mirror")?;
+        own.check(url.uri(), key_name).context("mirror")?;
         let request = mirror::request(&url, tenant, &access.for_mirror(own, url.uri(), None));
         // A missing secret fails here: no other store could have it.
         let complete = |request: MirrorRequest| {
@@ -261,6 +263,22 @@ mod tests {
             ("[sources.llama]\nsource = \"hf://o/m\"\nsauce = 1", "sources.llama.sauce: is not a known key"),
             ("cache_dir = \"cache\"", "cache_dir cache: must be an absolute path"),
             ("[mirror]\nurl = \"hf://o/m\"", "mirror: hf://models/o/m cannot hold a mirror"),
+            (
+                "[mirror]\nurl = \"file:///m\"\nendpoint = \"https://h\"",
+                "mirror: endpoint: cannot be used with file://",
+            ),
+            (
+                "[mirror]\nurl = \"file:///m\"\nallow_http = true",
+                "mirror: allow_http: cannot be used with file://",
+            ),
+            (
+                "[sources.x]\nsource = \"file:///m\"\nregion = \"r\"",
+                "sources.x: region: cannot be used with file://",
+            ),
+            (
+                "[sources.x]\nsource = \"bt://p\"\nexecutable_patterns = [\"*\"]",
+                "sources.x: executable_patterns: cannot",
+            ),
             ("[docker]\nsocket = \"bdnfs.sock\"", "docker: socket bdnfs.sock: must be an absolute path"),
             ("[docker]\npodman_timeout = \"1s\"", "docker: podman_timeout: "),
             ("[docker]\npodman_timeout = \"soon\"", "line 2: docker.podman_timeout: "),

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use bdnfs::source::{Patterns, TreeLayout, Uri};
+use bdnfs::source::{AccessOption, Patterns, TreeLayout, Uri};
 use bdnfs_agent::api::container_volume::ContainerVolumeKind;
 use bdnfs_agent::api::publication::{PublicationRequest, Staging, is_publication_key};
 use bdnfs_agent::{DockerConfig, PublicationConfig, SourceConfig, is_device_name};
 use serde::Deserialize;
 
-use crate::access::{AccessArgs, NamedAccess};
+use crate::access::{AccessArgs, NamedAccess, key_name};
 use crate::secrets::SecretsArgs;
 use crate::source::Source;
 use crate::text;
@@ -153,10 +153,16 @@ impl SourceSection {
         let source: Source = self.source.parse()?;
         self.layout.map_or(Ok(()), |layout| layout.check(source.uri()))?;
         Patterns::filter(self.allow_patterns.as_deref(), &self.ignore_patterns)?;
+        let executable = AccessOption::Executable.refusal(source.uri());
+        if let Some(why) = executable.filter(|_| !self.executable_patterns.is_empty()) {
+            bail!("executable_patterns: {why}");
+        }
         let Self { endpoint, region, secret, credentials, anonymous, allow_http, .. } = self;
         let access = NamedAccess { endpoint, region, secret, credentials, anonymous, allow_http };
         // The secret itself is looked up by the agent, each time anew.
-        let mut access = AccessArgs::named(access).with_secrets(secrets.clone()).load(source.uri())?;
+        let access = AccessArgs::named(access).with_secrets(secrets.clone());
+        access.check(&[source.uri()], None, key_name)?;
+        let mut access = access.load(source.uri())?;
         access.executable = self.executable_patterns;
         let request = PublicationRequest {
             source: source.text().clone(),

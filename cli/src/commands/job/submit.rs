@@ -12,6 +12,7 @@ use rustix::fs::Mode;
 
 use super::AgentArgs;
 use super::training::{TrainingArgs, retries};
+use crate::access::option_name;
 use crate::mirror::MirrorArgs;
 use crate::output::print_value;
 use crate::source::SourceOptions;
@@ -64,6 +65,8 @@ impl JobSpecArgs {
         let unsupported = unsupported(file.value());
         let items = file.weights(&self.options, self.lenient)?;
         file.report(&unsupported.refused)?;
+        let sources: Vec<_> = items.iter().map(|item| item.source.uri()).collect();
+        self.options.access.check(&sources, self.mirror.uri(), option_name)?;
         let job = job_commands(file.value());
         let start_commands = match &self.command[..] {
             [] => job.start_commands,

@@ -13,6 +13,7 @@ use bdnfs_agent::signals;
 use bytesize::ByteSize;
 use serde::Serialize;
 
+use crate::access::option_name;
 use crate::mirror::MirrorArgs;
 use crate::output::print_value;
 use crate::output::stderr_line;
@@ -83,6 +84,8 @@ pub async fn run(args: MirrorAddArgs) -> Result<()> {
     let request =
         args.mirror.request_or_default(&args.options.access, args.sources.first().map(Source::uri))?;
     let entries = entries(&args)?;
+    let sources: Vec<_> = entries.iter().map(|entry| &entry.uri).collect();
+    args.options.access.check(&sources, args.mirror.uri(), option_name)?;
     // To open it would create its directory.
     let at = request.url.expose().parse()?;
     for MirrorEntry { uri, patterns, .. } in &entries {
