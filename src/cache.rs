@@ -45,6 +45,7 @@ pub mod space;
 #[cfg(test)]
 mod tests;
 pub mod verification_time;
+mod withdrawals;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -240,7 +241,7 @@ impl Cache {
     /// [`Kind::Disk`].
     pub(crate) fn withdraw(&self, key: &Key, file: &File, version: &FileVersion) -> Result<bool> {
         let removal = {
-            let _withdrawing = self.partition.withdrawing.lock();
+            let _withdrawal = self.partition.withdrawals.begin(key);
             let fault = |e: std::io::Error| self.layout().fault("stat", key, e);
             let Some(named) = self.layout().open_blob(key, BlobFile::Whole)? else { return Ok(false) };
             if FileVersion::of(&named).map_err(fault)? != *version {

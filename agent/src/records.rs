@@ -3,7 +3,7 @@
 //! They lie in `<cache>/state/<kind>/<name>.json` and belong to the process that holds the cache's lock. One is replaced
 //! whole and is on the disk before it is reported; there is nothing to recover after a crash. No record holds a secret.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, ErrorKind, Write};
 use std::marker::PhantomData;
@@ -83,6 +83,18 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk) when the directory can't be read.
     pub fn read_all(&self) -> Result<Vec<(String, io::Result<T>)>> {
+        let read = |name: String| {
+            let record = read(&self.directory, &file_name(&name));
+            (name, record)
+        };
+        Ok(self.names()?.into_iter().map(read).collect())
+    }
+
+    /// The names of all records, in no order. None of them is read.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk) when the directory can't be read.
+    pub fn names(&self) -> Result<Vec<String>> {
         let list = || fs::read_dir(self.directory.path())?.collect::<io::Result<Vec<_>>>();
         let mut found = Vec::new();
         for entry in list().map_err(|e| self.fault(e))? {
@@ -95,7 +107,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
                 }
                 continue;
             };
-            found.push((name.to_owned(), read(&self.directory, &file_name)));
+            found.push(name.to_owned());
         }
         Ok(found)
     }
@@ -116,7 +128,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk) also when it can't be read.
     pub fn get(&self, name: &str) -> Result<Option<T>> {
-        match read(&self.directory, OsStr::new(&format!("{name}{RECORD_SUFFIX}"))) {
+        match read(&self.directory, &file_name(name)) {
             Ok(record) => Ok(Some(record)),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
             Err(e) => Err(self.fault(e)),
@@ -166,12 +178,17 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
 
     /// The file of the record called `name`.
     pub fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(format!("{name}{RECORD_SUFFIX}"))
+        self.directory.path().join(file_name(name))
     }
 
     fn fault(&self, error: io::Error) -> Error {
         Error::disk(format!("cannot keep records in {}", self.directory.path().display()), error)
     }
+}
+
+/// The name of the file of the record called `name`.
+fn file_name(name: &str) -> OsString {
+    format!("{name}{RECORD_SUFFIX}").into()
 }
 
 fn read<T: DeserializeOwned>(directory: &CacheDirectory, name: &OsStr) -> io::Result<T> {

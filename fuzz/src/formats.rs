@@ -96,7 +96,7 @@ pub(crate) fn mirror_json(bytes: &[u8]) {
         reported: now,
     };
     block_on(async {
-        mirror.put_checkpoint(&saved).await.expect("memory");
+        mirror.enter_checkpoint(saved).await.expect("memory");
         mirror.put_home_report(&cache, &report).await.expect("memory");
         let objects: Vec<_> = store.list(None).try_collect().await.expect("memory");
         for object in objects {

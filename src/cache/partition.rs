@@ -20,6 +20,7 @@ use super::removal::RemovalListeners;
 use super::removal_marks::RemovalMarks;
 use super::removed_files::RemovedFiles;
 use super::verification_time;
+use super::withdrawals::Withdrawals;
 
 /// One tenant's partition of a cache.
 #[derive(Debug)]
@@ -40,8 +41,8 @@ pub struct Partition {
     removed: Mutex<Vec<(Key, Weak<File>)>>,
     /// Records of those that any process has open or mapped.
     removed_files: RemovedFiles,
-    /// Held while a damaged whole blob is withdrawn, so that the next to find it damaged finds it repaired.
-    pub(super) withdrawing: Mutex<()>,
+    /// Damaged whole blobs that are being withdrawn.
+    pub(super) withdrawals: Withdrawals,
     used: AtomicI64,
     /// Bytes that are reserved but perhaps not written yet, so that no scan of the disk finds them.
     pending: AtomicI64,
@@ -92,7 +93,7 @@ impl Partition {
         let (used, pending) = (AtomicI64::new(0), AtomicI64::new(0));
         let (pinned, removal_listeners) = (Mutex::default(), RemovalListeners::default());
         let (layout, leases) = (Arc::new(layout), Arc::default());
-        let (removed, open_manifests, withdrawing) = Default::default();
+        let (removed, open_manifests, withdrawals) = Default::default();
         Self {
             layout,
             leases,
@@ -102,7 +103,7 @@ impl Partition {
             removal_marks,
             removed,
             removed_files,
-            withdrawing,
+            withdrawals,
             used,
             pending,
             pinned,

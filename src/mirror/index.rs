@@ -119,11 +119,9 @@ impl Mirror {
         Ok(self.head(&self.key(ObjectKind::Manifests, digest)).await?.is_some())
     }
 
-    /// Writes the entry of a checkpoint in place of one that may be there. Its ref comes first.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub async fn put_checkpoint(&self, saved: &SavedCheckpoint) -> Result<()> {
+    /// Writes the entry of a checkpoint in place of one that may be there, as tests need it.
+    #[cfg(test)]
+    pub(crate) async fn put_checkpoint(&self, saved: &SavedCheckpoint) -> Result<()> {
         self.put(&self.entry_key(&saved.id), entry_text(saved)?.into()).await
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::task::blocking;
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 use tokio::io::unix::AsyncFd;
@@ -17,6 +18,9 @@ use super::supervisor::{self, SupervisorInfo, SupervisorOrder, SupervisorReply, 
 
 /// How long it may take until the commands run: some dozens of mounts, which a broken file system of the host may hold up.
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The pause before a supervisor is looked for again that there was no descriptor for.
+const FIND_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A supervisor that has no order yet. When it is dropped, or this process is killed, the supervisor unmounts what it guards.
 #[derive(Debug)]
@@ -79,13 +83,17 @@ impl IdleSupervisor {
             self.send(order).await?;
             let mut line = String::new();
             BufReader::new(&mut self.output).read_line(&mut line).await?;
-            Ok::<_, std::io::Error>(line)
+            Ok::<_, std::io::Error>(serde_json::from_str(&line)?)
         };
-        match tokio::time::timeout(LAUNCH_TIMEOUT, ask).await {
-            Ok(Ok(line)) => {
-                serde_json::from_str(&line).map_err(|_| "its supervisor ended at once".to_owned())
+        let asked = tokio::time::timeout(LAUNCH_TIMEOUT, ask).await;
+        match asked {
+            Ok(Ok(reply)) => Ok(reply),
+            // It has closed its pipes: even one that can't do what it is asked to says so first.
+            Ok(Err(_)) => {
+                let _ = self.child.start_kill();
+                let end = self.child.wait().await.map_or_else(|e| e.to_string(), |status| status.to_string());
+                Err(format!("its supervisor ended before the commands ran ({end})"))
             }
-            Ok(Err(error)) => Err(error.to_string()),
             Err(_) => Err(format!("its supervisor was not ready after {LAUNCH_TIMEOUT:?}")),
         }
     }
@@ -109,15 +117,39 @@ pub struct SupervisorProcess(AsyncFd<OwnedFd>);
 
 impl SupervisorProcess {
     /// The supervisor of the job in `directory`; `None` when it has ended. Touches the local disk.
-    pub fn find(directory: &Path, supervisor: &SupervisorInfo) -> Option<Self> {
-        let pid = Pid::from_raw(supervisor.pid).filter(|_| !supervisor.is_of_earlier_boot())?;
-        let process = pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?;
+    ///
+    /// # Errors
+    /// Those of the kernel where it has no descriptor for it: then it may live.
+    pub fn find(directory: &Path, supervisor: &SupervisorInfo) -> std::io::Result<Option<Self>> {
+        let pid = Pid::from_raw(supervisor.pid).filter(|_| !supervisor.is_of_earlier_boot());
+        let Some(pid) = pid else { return Ok(None) };
+        let process = match pidfd_open(pid, PidfdFlags::NONBLOCK) {
+            Err(Errno::SRCH) => return Ok(None),
+            opened => opened?,
+        };
         // Checked after the process is open: if it still has its lock, its id was not reused.
         if !is_supervised(directory) {
-            return None;
+            return Ok(None);
         }
         // SAFETY: the descriptor is owned by what is registered, and so open as long as that.
-        unsafe { AsyncFd::register_with_interest(process, tokio::io::Interest::READABLE) }.map(Self).ok()
+        let process = unsafe { AsyncFd::register_with_interest(process, tokio::io::Interest::READABLE) };
+        Ok(Some(Self(process?)))
+    }
+
+    /// As [`find`](Self::find), once the kernel has a descriptor for it: one that lives is not to be taken for one that has ended.
+    pub async fn find_surely(directory: &Path, supervisor: &SupervisorInfo) -> Option<Self> {
+        loop {
+            match Self::find(directory, supervisor) {
+                Ok(found) => return found,
+                Err(error) => {
+                    tracing::warn!(
+                        "cannot watch the supervisor of the job in {}: {error}",
+                        directory.display()
+                    );
+                    tokio::time::sleep(FIND_RETRY_INTERVAL).await;
+                }
+            }
+        }
     }
 
     /// Waits until it has ended.
@@ -132,5 +164,29 @@ impl SupervisorProcess {
             // A process that has ended needs no signal.
             let _ = pidfd_send_signal(self.0.get_ref(), signal);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn supervisor_without_a_descriptor_for_it_is_not_taken_for_one_that_has_ended() {
+        let home = tempfile::tempdir().expect("a directory");
+        let lock = supervisor::lock(home.path()).expect("a lock");
+        let (covered, hiding, pid) = (Vec::new(), Vec::new(), std::process::id() as i32);
+        let own = SupervisorInfo { pid, namespace: 0, namespace_id: None, covered, hiding, boot: None };
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limit }).expect("less is allowed");
+        let found = SupervisorProcess::find(home.path(), &own);
+        setrlimit(Resource::Nofile, limit).expect("as it was");
+        let error = found.expect_err("it lives");
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::MFILE));
+        assert!(SupervisorProcess::find(home.path(), &own).expect("descriptors").is_some());
+        drop(lock);
+        assert!(SupervisorProcess::find(home.path(), &own).expect("descriptors").is_none());
     }
 }

@@ -190,7 +190,7 @@ impl JobRun {
         // Its commands run, so nothing that they need is given back where it can't start.
         let audit = JobAudit::start(self);
         let audit = audit.inspect_err(|error| tracing::warn!("job {}: {error}", job.id())).ok();
-        let process = SupervisorProcess::find(job.directory(), supervisor);
+        let process = SupervisorProcess::find_surely(job.directory(), supervisor).await;
         if job.state() != JobState::Running {
             let text = format!("its commands run below process {}", supervisor.pid);
             // They run whether or not that can be written down: they are not let go of.

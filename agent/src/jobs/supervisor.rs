@@ -103,6 +103,9 @@ pub struct SupervisorInfo {
     pub pid: i32,
     /// The mount namespace of all that belongs to the job, by its inode.
     pub namespace: u64,
+    /// The id of that namespace, which no later one has. Unknown for one of an older release, and before Linux 6.11.
+    #[serde(default)]
+    pub namespace_id: Option<u64>,
     /// The directories whose new entries live in memory, for the job alone.
     #[serde(default)]
     pub covered: Vec<PathBuf>,
@@ -139,29 +142,45 @@ pub enum SupervisorReply {
 pub fn run() -> Result<()> {
     // Fails only where it already leads a session, which is what is wanted.
     let _ = rustix::process::setsid();
-    runtime::set_process_name(c"bdnfs-launch")?;
-    let lock = take_lock()?;
-    let host = namespace::HostNamespace::open()?;
-    let guarded: Vec<PathBuf> = receive()?.unwrap_or_default();
-    let Some(order) = receive::<SupervisorOrder>()? else {
-        host.unmount(guarded.iter().map(PathBuf::as_path));
-        return Ok(());
-    };
-    let prepared = prepare(&order, lock);
+    let prepared = receive_and_prepare();
     let reply = match &prepared {
-        Ok((_, started)) => SupervisorReply::Started(started.clone()),
+        Ok(Some(prepared)) => SupervisorReply::Started(prepared.started.clone()),
+        Ok(None) => return Ok(()),
         Err(error) => SupervisorReply::Failed(error.to_string()),
     };
     // The caller may be gone: the job continues.
     let reply = serde_json::to_string(&reply).context("cannot write the reply")?;
     let _ = writeln!(std::io::stdout(), "{reply}");
-    let (directory, _) = prepared?;
+    let Some(PreparedJob { host, order, directory, .. }) = prepared? else { return Ok(()) };
     let exit = commands::run(&order, &directory)?;
     let written = directory.write(ENDED_FILE, &exit);
     if order.attached && is_abandoned() {
         host.unmount(order.sources.iter().map(|(mount, _)| mount.as_path()));
     }
     written
+}
+
+/// A job whose commands are about to run.
+struct PreparedJob {
+    host: namespace::HostNamespace,
+    order: SupervisorOrder,
+    directory: JobDirectory,
+    started: SupervisorInfo,
+}
+
+/// Receives the order on the standard input, and prepares its commands. `None` where there comes none; then what this process guards
+/// is unmounted.
+fn receive_and_prepare() -> Result<Option<PreparedJob>> {
+    runtime::set_process_name(c"bdnfs-launch")?;
+    let lock = take_lock()?;
+    let host = namespace::HostNamespace::open()?;
+    let guarded: Vec<PathBuf> = receive()?.unwrap_or_default();
+    let Some(order) = receive::<SupervisorOrder>()? else {
+        host.unmount(guarded.iter().map(PathBuf::as_path));
+        return Ok(None);
+    };
+    let (directory, started) = prepare(&order, lock)?;
+    Ok(Some(PreparedJob { host, order, directory, started }))
 }
 
 /// Receives one line of JSON from the standard input; `None` if the sender is gone.
@@ -206,8 +225,9 @@ fn prepare(order: &SupervisorOrder, lock: File) -> Result<(JobDirectory, Supervi
     let workdir = order.workdir.display();
     std::env::set_current_dir(&order.workdir)
         .with_context(|| format!("cannot run in the directory {workdir}"))?;
-    let (namespace, boot) = (namespace::number("self")?, bdnfs::boot::id_line().ok());
-    let started = SupervisorInfo { pid: std::process::id() as i32, namespace, covered, hiding, boot };
+    let (namespace, namespace_id) = (namespace::number("self")?, namespace::unique_id("self"));
+    let (pid, boot) = (std::process::id() as i32, bdnfs::boot::id_line().ok());
+    let started = SupervisorInfo { pid, namespace, namespace_id, covered, hiding, boot };
     directory.write(STARTED_FILE, &started)?;
     Ok((directory, started))
 }
@@ -294,12 +314,8 @@ pub fn kill_rest(supervisor: &SupervisorInfo) {
     }
     let begin = Instant::now();
     while begin.elapsed() < KILL_TIMEOUT {
-        let members = namespace::members(supervisor.namespace);
-        if members.is_empty() {
+        if namespace::kill_members(supervisor.namespace, supervisor.namespace_id) == 0 {
             return;
-        }
-        for pid in members {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }
         // Others may have been started meanwhile.
         std::thread::sleep(KILL_POLL_INTERVAL);
@@ -308,32 +324,55 @@ pub fn kill_rest(supervisor: &SupervisorInfo) {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use std::process::{Child, Command};
 
     use super::*;
 
+    /// A process in a mount namespace of its own; `None` where none can be made.
+    fn process_in_namespace() -> Option<Child> {
+        let mut child = Command::new("unshare").args(["--mount", "sleep", "1000"]).spawn().ok()?;
+        let (own, pid) = (namespace::number("self").unwrap(), child.id().to_string());
+        while namespace::number(&pid).is_ok_and(|number| number == own) {
+            if child.try_wait().unwrap().is_some() {
+                return None;
+            }
+            std::thread::sleep(KILL_POLL_INTERVAL);
+        }
+        Some(child)
+    }
+
+    /// What a supervisor in the namespace of `child` leaves.
+    fn info(child: &Child) -> SupervisorInfo {
+        let pid = child.id().to_string();
+        let (namespace, namespace_id) = (namespace::number(&pid).unwrap(), namespace::unique_id(&pid));
+        let (covered, hiding, boot) = (Vec::new(), Vec::new(), bdnfs::boot::id_line().ok());
+        SupervisorInfo { pid: 0, namespace, namespace_id, covered, hiding, boot }
+    }
+
+    fn assert_killed(mut child: Child) {
+        kill_rest(&info(&child));
+        // A zombie has no namespace.
+        assert!(!child.wait().unwrap().success());
+    }
+
     #[test]
     fn kill_rest_spares_processes_of_another_boot() {
-        let mut unshare = Command::new("unshare");
-        let Ok(mut child) = unshare.args(["--mount", "sleep", "1000"]).spawn() else { return };
-        let pid = child.id().to_string();
-        let own = namespace::number("self").unwrap();
-        let namespace = loop {
-            match namespace::number(&pid) {
-                Ok(number) if number != own => break number,
-                // It may not have one of its own.
-                _ if child.try_wait().unwrap().is_some() => return,
-                _ => std::thread::sleep(KILL_POLL_INTERVAL),
-            }
-        };
-        let of_boot = |boot: Option<String>| {
-            let (covered, hiding) = (Vec::new(), Vec::new());
-            SupervisorInfo { pid: 0, namespace, covered, hiding, boot }
-        };
-        kill_rest(&of_boot(Some("another".to_owned())));
+        let Some(mut child) = process_in_namespace() else { return };
+        kill_rest(&SupervisorInfo { boot: Some("another".to_owned()), ..info(&child) });
         assert!(child.try_wait().unwrap().is_none(), "it is not of the job");
-        // A zombie has no namespace.
-        kill_rest(&of_boot(bdnfs::boot::id_line().ok()));
-        assert!(!child.wait().unwrap().success());
+        assert_killed(child);
+    }
+
+    #[test]
+    fn kill_rest_spares_processes_of_a_later_namespace_with_the_same_number() {
+        let (Some(ended), Some(mut later)) = (process_in_namespace(), process_in_namespace()) else { return };
+        // The kernel gives it that number as soon as the first one is gone.
+        let left = SupervisorInfo { namespace: info(&later).namespace, ..info(&ended) };
+        if left.namespace_id.is_some() {
+            kill_rest(&left);
+            assert!(later.try_wait().unwrap().is_none(), "it is not of the job");
+        }
+        assert_killed(ended);
+        assert_killed(later);
     }
 }

@@ -83,6 +83,10 @@ impl SourceHistory {
 
 /// Removes the records of the sources that were mounted longest ago, but for `most`.
 fn keep_newest(records: &Records<Vec<PastSnapshot>>, most: usize) -> Result<()> {
+    // Else the start of an agent would wait until thousands of small files are read.
+    if records.names()?.len() <= most {
+        return Ok(());
+    }
     let mut all = records.all()?;
     all.sort_by_key(|(_, snapshots)| Reverse(snapshots.first().map(|newest| newest.listed)));
     all.iter().skip(most).try_for_each(|(name, _)| records.remove(name))
@@ -94,6 +98,9 @@ fn name(tenant: &str, key: &Digest) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::FileTimes;
+    use std::time::UNIX_EPOCH;
+
     use super::*;
 
     #[tokio::test]
@@ -117,6 +124,23 @@ mod tests {
         let newest = &history.of("a", &key).await.expect("read")[..2];
         assert_eq!(newest, [past(45), past(29)], "a snapshot is there once");
         assert_eq!(history.of("b", &key).await.expect("read"), [], "another tenant's is none of its own");
+    }
+
+    #[tokio::test]
+    async fn history_of_few_sources_is_opened_without_reading_them() {
+        let cache = tempfile::tempdir().expect("a directory");
+        let history = SourceHistory::open(cache.path()).expect("a cache");
+        let past = PastSnapshot { snapshot: "s".to_owned(), resolved: "r".to_owned(), listed: 1 };
+        let key = Digest::of(b"source");
+        history.remember("a", &key, past).await;
+        // Older than the modification, so that the next read is noted where any is.
+        let record = history.0.path(&name("a", &key));
+        let file = std::fs::File::open(&record).expect("there");
+        file.set_times(FileTimes::new().set_accessed(UNIX_EPOCH)).expect("its own");
+        let accessed = || std::fs::metadata(&record).and_then(|record| record.accessed()).expect("known");
+        SourceHistory::open(cache.path()).expect("a cache");
+        assert_eq!(accessed(), UNIX_EPOCH);
+        assert_eq!(history.of("a", &key).await.expect("read").len(), 1);
     }
 
     #[tokio::test]

@@ -3,7 +3,47 @@
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use std::time::Duration;
+
 use super::*;
+
+/// A kernel that reads the file of each blob, and takes for one of them until that is sent.
+#[derive(Debug)]
+struct SlowReader(Key, parking_lot::Mutex<mpsc::Receiver<()>>);
+
+impl removal::RemovalListener for SlowReader {
+    fn blob_removed(&self, _: &removal_marks::Removal, _: Option<&File>) {}
+
+    fn needs_file(&self, key: &Key, _: &File) -> bool {
+        *key != self.0 || self.1.lock().recv_timeout(Duration::from_secs(60)).is_ok()
+    }
+}
+
+#[test]
+fn withdrawal_of_a_blob_does_not_wait_for_a_listener_that_reads_another() {
+    let home = tempfile::tempdir().expect("a directory");
+    let cache = open(home.path(), UNLIMITED);
+    let (go_on, answer) = mpsc::channel();
+    let kernel: Arc<dyn removal::RemovalListener> = Arc::new(SlowReader(key(1), answer.into()));
+    cache.removal_listeners().add(Arc::downgrade(&kernel));
+    let files = [1, 2].map(|seed| fill(&cache, seed, BLOCK).expect("committed"));
+    let withdraw = |seed: usize| {
+        let file = &files[seed - 1];
+        let version = FileVersion::of(file).expect("a version");
+        cache.withdraw(&key(seed as u64), file, &version).expect("a part again")
+    };
+    std::thread::scope(|scope| {
+        let (first, again) = (scope.spawn(|| withdraw(1)), scope.spawn(|| withdraw(1)));
+        let (done, second) = mpsc::channel();
+        scope.spawn(move || done.send(withdraw(2)));
+        let second = second.recv_timeout(Duration::from_secs(30));
+        assert!(!first.is_finished() && !again.is_finished(), "the kernel reads it");
+        go_on.send(()).expect("it waits");
+        assert_eq!(second, Ok(true), "it does not wait for the first one");
+        let withdrawn = [first, again].map(|thread| thread.join().expect("no panic"));
+        assert_eq!(withdrawn.iter().filter(|done| **done).count(), 1, "one of two withdraws it");
+    });
+}
 
 #[test]
 fn blob_repaired_while_another_verification_reads_it_stays() {

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, DirEntry, File};
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, mount_bind,
     mount_bind_recursive, mount_change, mount_move, move_mount, open_tree, unmount,
 };
-use rustix::process::Pid;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use super::{VolumeBinds, mount_point};
@@ -352,12 +352,32 @@ pub fn number(process: &str) -> Result<u64> {
     Ok(fs::metadata(format!("/proc/{process}/ns/mnt")).context("cannot read /proc")?.ino())
 }
 
-/// All processes that live in the mount namespace `namespace`.
-pub fn members(namespace: u64) -> Vec<Pid> {
+/// The id of the mount namespace of a process, which the kernel never gives to another one, by the process's id or `self`; `None`
+/// before Linux 6.11. The [number](number) of one that is gone is that of the next one that is made.
+pub fn unique_id(process: &str) -> Option<u64> {
+    let namespace = File::open(format!("/proc/{process}/ns/mnt")).ok()?;
+    let mut id: u64 = 0;
+    // SAFETY: the request writes one number of 64 bits, and the descriptor is open.
+    let result = unsafe { libc::ioctl(namespace.as_raw_fd(), libc::NS_GET_MNTNS_ID, &raw mut id) };
+    (result == 0).then_some(id)
+}
+
+/// Kills all processes that live in the mount namespace with this `number` and, where the kernel has ids, this `id`. Returns how many
+/// there are.
+pub fn kill_members(number: u64, id: Option<u64>) -> usize {
+    let lives = |name: &str| {
+        self::number(name).is_ok_and(|other| other == number) && (id.is_none() || unique_id(name) == id)
+    };
+    let kill = |name: &str| {
+        let process = name.parse().ok().and_then(Pid::from_raw);
+        let process = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        // Looked at again now that the process is held: its id may be another's by now.
+        if let Some(process) = process.filter(|_| lives(name)) {
+            let _ = pidfd_send_signal(process, Signal::KILL);
+        }
+    };
     let all = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let lives = |name: &str| number(name).is_ok_and(|number| number == namespace);
-    all.filter_map(|entry| entry.file_name().into_string().ok())
-        .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()) && lives(name))
-        .filter_map(|name| name.parse().ok().and_then(Pid::from_raw))
-        .collect()
+    let names = all.filter_map(|entry| entry.file_name().into_string().ok());
+    let members = names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()) && lives(name));
+    members.inspect(|name| kill(name)).count()
 }
