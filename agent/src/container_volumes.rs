@@ -138,6 +138,8 @@ impl ContainerVolumes {
             _ => Ok(()),
         };
         blocking(bind).await?;
+        // It may have been ended meanwhile.
+        volume.await_publication().await?;
         Ok(volume.status())
     }
 
@@ -224,7 +226,7 @@ impl ContainerVolumes {
                     tokio::select! {
                         biased;
                         () = volume.cancelled() => {
-                            return Err(Error::new(Kind::Interrupted, "the volume was unpublished meanwhile"));
+                            return Err(Error::new(Kind::Busy, "the volume was unpublished meanwhile; publish it again"));
                         }
                         locks = user.begin(&home) => locks?,
                     }

@@ -33,7 +33,7 @@ use bdnfs::boot;
 use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::{Kind, Result};
 use bdnfs::source::{Patterns, Uri};
-use bdnfs::task::{blocking, lost};
+use bdnfs::task::blocking;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
@@ -142,7 +142,8 @@ impl Publications {
     /// wait, and not the publication.
     ///
     /// # Errors
-    /// Why it failed; then nothing of it is left. [`Failure::EXISTS`] where something else is published there.
+    /// Why it failed; then nothing of it is left. [`Failure::EXISTS`] where something else is published there, [`Kind::Busy`] where
+    /// it was unpublished meanwhile.
     pub async fn publish(
         self: &Arc<Self>,
         key: &str,
@@ -153,10 +154,8 @@ impl Publications {
         let until = Instant::now() + wait.min(MAX_PUBLISH_WAIT);
         // Ids and mounts of restored publications go first.
         if timeout_at(until, self.lifecycle.ready()).await.is_err() {
-            let waiting = Publication::new(key.to_owned(), request, None)?;
-            waiting
-                .note("the agent restores what it published before it was started; then it goes on".into());
-            return Ok(waiting.status());
+            let why = "the agent restores what it published before it was started; then it goes on";
+            return waiting(key, request, why);
         }
         let _alive = self.lifecycle.begin()?;
         if let Some(published) = self.find_published(key, &request) {
@@ -185,13 +184,13 @@ impl Publications {
                 self.renew(&found, &request).await;
                 break found;
             }
-            if timeout_at(until, found.await_removal()).await.is_err() {
-                return Ok(found.status());
+            if timeout_at(until, found.await_removal()).await.is_err() && found.is_cancelled() {
+                return waiting(key, request, "it is being unpublished; then it goes on");
             }
         };
         if publication.is_published() {
             self.rebind(&publication).await?;
-            return Ok(publication.status());
+            return publication.status_unless_cancelled();
         }
         let waiter = publication.wait();
         tokio::select! {
@@ -207,7 +206,7 @@ impl Publications {
                 self.forget(&publication);
                 Err(failure)
             }
-            None => Ok(publication.status()),
+            None => publication.status_unless_cancelled(),
         }
     }
 
@@ -360,33 +359,6 @@ impl Publications {
         publication.set_gone();
     }
 
-    /// Carries a publication from its first request to its end.
-    async fn run(self: Arc<Self>, publication: Arc<Publication>) {
-        let (publications, deployed) = (Arc::clone(&self), Arc::clone(&publication));
-        // In a task of its own: a panic is a failure, and whoever waits for the outcome gets it.
-        let deployment = tokio::spawn(async move { publications.deploy(&deployed).await });
-        match deployment.await.unwrap_or_else(|error| Err(lost(error).into())) {
-            Ok(message) => {
-                publication.set_published(message);
-                self.unpublish_when_cancelled(publication).await;
-            }
-            Err(failure) => {
-                // What can't be unbound is an orphan, which is tried again.
-                if let Err(error) = self.unbind(&publication).await {
-                    tracing::error!("cannot unpublish {}: {error}", publication.key);
-                }
-                self.release_base(&publication, true).await;
-                publication.set_failed(failure);
-                // The next request gets the failure.
-                tokio::select! {
-                    () = publication.await_cancellation_or_suspension() => {}
-                    () = publication.await_abandonment() => {}
-                }
-                self.forget(&publication);
-            }
-        }
-    }
-
     /// Counts publications by their states.
     pub fn counts(&self) -> [(&'static str, u64); 3] {
         let list = self.list();
@@ -397,4 +369,11 @@ impl Publications {
             ("failed", count(PublicationState::Failed)),
         ]
     }
+}
+
+/// The status of a publication that is not begun yet, and why.
+fn waiting(key: &str, request: PublicationRequest, why: &str) -> ApiResult<PublicationStatus> {
+    let waiting = Publication::new(key.to_owned(), request, None)?;
+    waiting.note(why.to_owned());
+    Ok(waiting.status())
 }

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::cache::eviction::VolumeClaim;
-use bdnfs::error::{Kind, Result};
+use bdnfs::error::Result;
 use bdnfs::source::Uri;
 use bdnfs::stage::Progress;
 use chrono::{DateTime, Utc};
@@ -19,7 +19,6 @@ use super::event_file::EventFile;
 use super::record::JobRecord;
 use super::stop_request::StopRequest;
 use super::supervisor;
-use crate::api::Failure;
 use crate::api::job::{
     DeployReport, JobEvent, JobRequest, JobSource, JobState, JobStatus, SaveReport, event_count,
 };
@@ -54,13 +53,15 @@ pub struct Job {
     saver_events: AtomicU64,
     /// Whether this run of the agent has made its volume.
     volume_created: AtomicBool,
+    /// Held while its record is written, so that none replaces a newer one.
+    writing: Mutex<()>,
 }
 
 impl Job {
     /// A new job, with a directory in `jobs`. Touches the local disk.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] for a source that is none; [`Kind::Disk`].
+    /// [`Kind::Invalid`](bdnfs::error::Kind::Invalid) for a source that is none; [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub fn new(id: u64, request: JobRequest, jobs: &Path) -> Result<Self> {
         let (bare_request, _) = request.without_secrets()?;
         let sources = bare_request.weights.iter().map(|weights| {
@@ -104,13 +105,14 @@ impl Job {
 
     /// A job of an earlier run; an admitted one stays admitted. Touches the local disk.
     pub fn restore(record: JobRecord, jobs: &Path, admission: &Arc<AdmissionQueue>) -> Self {
-        let JobRecord { job: mut status, request, stop, admitted, saver_events } = record;
+        let stop = record.stop_request();
+        let JobRecord { job: mut status, request, admitted, saver_events, .. } = record;
         let admitted = admitted && !status.state.is_last();
         let (file, events) = EventFile::read(&jobs.join(status.id.to_string()));
         status.events = events;
         let job = Self::from_parts(status, file, request.clone(), request, jobs, true);
         job.saver_events.store(saver_events, Relaxed);
-        job.stop.send_replace(if stop { StopRequest::Graceful } else { StopRequest::None });
+        job.stop.send_replace(stop);
         if admitted {
             job.set_permit(admission.readmit());
         }
@@ -140,6 +142,7 @@ impl Job {
             volume_claim: Mutex::default(),
             saver_events: AtomicU64::default(),
             volume_created: AtomicBool::default(),
+            writing: Mutex::default(),
         }
     }
 
@@ -182,16 +185,23 @@ impl Job {
     }
 
     /// The record of the job, as it is now.
-    pub fn record(&self) -> JobRecord {
+    fn record(&self) -> JobRecord {
         let job = JobStatus { staging: None, ..self.status_with(0) };
-        let (stop, admitted) = (self.is_stop_requested(), self.is_admitted());
+        let (stop, request) = (self.stop_request(), self.bare_request.clone());
         JobRecord {
             job,
-            request: self.bare_request.clone(),
-            stop,
-            admitted,
+            request,
+            stop: stop > StopRequest::None,
+            stop_now: stop == StopRequest::Now,
+            admitted: self.is_admitted(),
             saver_events: self.saver_events(),
         }
+    }
+
+    /// Writes the record of the job, as it is now, by `write`.
+    pub fn write_record(&self, write: impl FnOnce(&JobRecord) -> Result<()>) -> Result<()> {
+        let _writing = self.writing.lock();
+        write(&self.record())
     }
 
     /// The status of the job, for clients.
@@ -253,6 +263,7 @@ impl Job {
         change: impl FnOnce(&mut JobStatus),
         write: impl FnOnce(&JobRecord) -> Result<()>,
     ) -> Result<()> {
+        let _writing = self.writing.lock();
         let mut record = self.record();
         change(&mut record.job);
         let written = write(&record);
@@ -386,9 +397,4 @@ impl Job {
 /// The current time.
 pub fn now() -> DateTime<Utc> {
     SystemTime::now().into()
-}
-
-/// The failure of a job that was stopped: no client sees it.
-pub fn stopped() -> Failure {
-    Failure::new(Kind::Interrupted, "it was stopped")
 }

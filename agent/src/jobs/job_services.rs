@@ -46,7 +46,7 @@ impl JobServices {
 
     /// Writes the record of a job. Touches the local disk.
     pub(super) fn write_record(&self, job: &Job) -> Result<()> {
-        self.put_record(job, &job.record())
+        job.write_record(|record| self.put_record(job, record))
     }
 
     /// Writes `record`, that of `job`. Touches the local disk.

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::stop_request::StopRequest;
 use crate::api::job::{JobRequest, JobStatus};
 
 /// The record of a job. It holds no secret.
@@ -13,10 +14,65 @@ pub struct JobRecord {
     pub request: JobRequest,
     /// Whether a stop of the job was requested.
     pub stop: bool,
+    /// Whether that is to be without grace. In a record of an earlier version it is missing: then there is grace.
+    #[serde(default)]
+    pub stop_now: bool,
     /// Whether the job is admitted: then all its sources are leased.
     #[serde(default)]
     pub admitted: bool,
     /// How many events of its saver are events of the job.
     #[serde(default)]
     pub saver_events: u64,
+}
+
+impl JobRecord {
+    /// How the job was last asked to stop.
+    pub fn stop_request(&self) -> StopRequest {
+        match (self.stop, self.stop_now) {
+            (false, _) => StopRequest::None,
+            (true, false) => StopRequest::Graceful,
+            (true, true) => StopRequest::Now,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use parking_lot::Mutex;
+
+    use super::super::job::Job;
+    use super::*;
+
+    #[test]
+    fn record_that_is_written_slowly_does_not_replace_a_newer_one() {
+        let jobs = tempfile::tempdir().expect("a directory");
+        let request = r#"{"start_commands": ["true"], "workdir": "/"}"#;
+        let job = Job::new(1, serde_json::from_str(request).expect("a request"), jobs.path()).expect("a job");
+        let (last, (begins, begun), (go_on, slow)) = (Mutex::default(), mpsc::channel(), mpsc::channel());
+        let write = |record: &JobRecord| {
+            *last.lock() = Some(record.stop_request());
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let (job, write) = (&job, &write);
+            scope.spawn(move || {
+                job.write_record(|record| {
+                    begins.send(()).expect("the test waits");
+                    slow.recv().expect("the test lives");
+                    write(record)
+                })
+            });
+            begun.recv().expect("it writes");
+            assert!(job.stop(true));
+            let newer = scope.spawn(move || job.write_record(write));
+            // Time enough for it to be written first.
+            std::thread::sleep(Duration::from_millis(200));
+            go_on.send(()).expect("it waits");
+            newer.join().expect("no panic").expect("written");
+        });
+        assert_eq!(last.into_inner(), Some(StopRequest::Now));
+    }
 }

@@ -8,13 +8,13 @@ use bdnfs::task::blocking;
 
 use super::cache_updates;
 use super::deployment::{self, RunningCommands};
-use super::job::{Job, now, stopped};
+use super::job::{Job, now};
 use super::job_audit::JobAudit;
 use super::job_run::JobRun;
 use super::job_saver::{self, JobSaver};
 use super::job_space;
 use super::process::SupervisorProcess;
-use super::stop_request::StopRequest;
+use super::stop_request::{StopRequest, stopped};
 use super::supervisor::{self, SupervisorInfo};
 use super::volume_limits;
 use crate::api::job::{JobExit, JobState, JobStatus};

@@ -1,5 +1,9 @@
 //! Requests to stop a job.
 
+use bdnfs::error::Kind;
+
+use crate::api::Failure;
+
 /// A request to stop a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StopRequest {
@@ -9,4 +13,9 @@ pub enum StopRequest {
     Graceful,
     /// The processes of the job are killed.
     Now,
+}
+
+/// The failure of a job that was stopped: no client sees it.
+pub fn stopped() -> Failure {
+    Failure::new(Kind::Interrupted, "it was stopped")
 }

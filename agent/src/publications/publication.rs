@@ -66,8 +66,8 @@ enum Step {
     Staging,
     Published,
     Failed(Failure),
-    /// The publication was removed from the table.
-    Gone,
+    /// The publication was removed from the table, after it had failed for this reason, or was unpublished.
+    Gone(Option<Failure>),
 }
 
 /// The waiters for a pending publication, and when the last one left.
@@ -228,7 +228,7 @@ impl Publication {
 
     /// Marks it as removed from the table.
     pub fn set_gone(&self) {
-        self.enter(Step::Gone, None);
+        self.enter(Step::Gone(self.failure()), None);
     }
 
     /// Marks its target as bound to.
@@ -249,7 +249,7 @@ impl Publication {
     /// Why it failed.
     pub fn failure(&self) -> Option<Failure> {
         match &self.state.borrow().step {
-            Step::Failed(failure) => Some(failure.clone()),
+            Step::Failed(failure) | Step::Gone(Some(failure)) => Some(failure.clone()),
             _ => None,
         }
     }
@@ -291,15 +291,16 @@ impl Publication {
         let abandoned = async {
             if self.request.keep { std::future::pending().await } else { self.await_abandonment().await }
         };
-        let interrupted = |text: &str| Err(Failure::new(Kind::Interrupted, text));
         tokio::select! {
             biased;
             // Whoever waits for it is to ask the next agent.
             () = self.await_cancellation_or_suspension() => match self.is_suspended() {
                 true => Err(Failure::closing()),
-                false => interrupted("it was cancelled"),
+                false => Err(self.unpublished()),
             },
-            () = abandoned => interrupted("nobody has asked for it for five minutes"),
+            () = abandoned => {
+                Err(Failure::new(Kind::Interrupted, "nobody has asked for it for five minutes"))
+            }
             done = work => done,
         }
     }
@@ -392,6 +393,6 @@ mod tests {
         let failure = kept.unless_cancelled(pending()).await.expect_err("suspended");
         assert_eq!(failure.kind, Failure::CLOSING, "whoever waits is to ask the next agent");
         kept.cancel();
-        assert!(kept.unless_cancelled(pending()).await.expect_err("cancelled").is(Kind::Interrupted));
+        assert!(kept.unless_cancelled(pending()).await.expect_err("cancelled").is(Kind::Busy));
     }
 }

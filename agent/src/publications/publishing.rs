@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bdnfs::error::{Error, Kind, Result};
-use bdnfs::task::blocking;
+use bdnfs::task::{blocking, lost};
 
 use super::base::{Base, BaseKey};
 use super::publication::Publication;
@@ -17,6 +17,33 @@ use crate::mounts::ResolvedSnapshot;
 use crate::{deploy, text};
 
 impl Publications {
+    /// Carries a publication from its first request to its end.
+    pub(super) async fn run(self: Arc<Self>, publication: Arc<Publication>) {
+        let (publications, deployed) = (Arc::clone(&self), Arc::clone(&publication));
+        // In a task of its own: a panic is a failure, and whoever waits for the outcome gets it.
+        let deployment = tokio::spawn(async move { publications.deploy(&deployed).await });
+        match deployment.await.unwrap_or_else(|error| Err(lost(error).into())) {
+            Ok(message) => {
+                publication.set_published(message);
+                self.unpublish_when_cancelled(publication).await;
+            }
+            Err(failure) => {
+                // What can't be unbound is an orphan, which is tried again.
+                if let Err(error) = self.unbind(&publication).await {
+                    tracing::error!("cannot unpublish {}: {error}", publication.key);
+                }
+                self.release_base(&publication, true).await;
+                publication.set_failed(failure);
+                // The next request gets the failure.
+                tokio::select! {
+                    () = publication.await_cancellation_or_suspension() => {}
+                    () = publication.await_abandonment() => {}
+                }
+                self.forget(&publication);
+            }
+        }
+    }
+
     /// Mirrors, mounts, admits, stages and binds; returns the outcome in one line.
     pub(super) async fn deploy(self: &Arc<Self>, publication: &Arc<Publication>) -> ApiResult<String> {
         let begin = Instant::now();

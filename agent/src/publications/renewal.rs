@@ -45,7 +45,7 @@ impl Publications {
             Err(refused) => tracing::warn!("publication {} stays published: {refused}", publication.key),
         }
         self.rebind(publication).await?;
-        Ok(publication.status())
+        publication.status_unless_cancelled()
     }
 
     /// Takes over the secrets of a repeated request, which may be newer, for its mount, made or to be made. True if they are new.

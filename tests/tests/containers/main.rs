@@ -15,4 +15,5 @@ mod publications;
 mod restarts;
 mod slurm;
 mod upgrade;
+mod waiting_requests;
 mod writable_volumes;

@@ -118,6 +118,40 @@ fn wait_for_event(agent: &AgentProcess, id: &str, words: &str) {
 }
 
 #[test]
+fn supervisor_killed_before_the_commands_run_fails_the_job_and_how_it_ended_is_told() {
+    let env = TestEnv::new();
+    env.put("weights", MIB);
+    let machine = &env.machine;
+    let (secrets, agent) = (secrets(machine), machine.agent(""));
+    let frozen = NetworkFault { frozen: true, ..NetworkFault::default() };
+    env.proxy.set(frozen);
+    let access = json!({
+        "s3": {"endpoint": env.proxy.url(), "region": "us-east-1"},
+        "credentials": secrets.join("s3"),
+    });
+    let request = json!({
+        "weights": [{"source": "s3://bucket", "mountpoint": "/m", "access": access}],
+        "start_commands": ["true"], "workdir": "/", "direct": true, "attached": true,
+    });
+    let answer = agent.ask("POST", "/v1/jobs", &request.to_string());
+    assert_eq!(answer.code, 200, "{}", answer.body);
+    let id = answer.json()["id"].to_string();
+    eventually("its supervisor waits for its order", || machine.supervisors().len() == 1);
+    let supervisor = machine.supervisors()[0];
+    kill_process(supervisor, Signal::STOP).unwrap();
+    env.proxy.set(NetworkFault::default());
+    wait_for_event(&agent, &id, "all local and verified");
+    kill_process(supervisor, Signal::KILL).unwrap();
+    let job = || agent.get(&format!("/v1/jobs/{id}")).json();
+    eventually("it has failed", || !job()["ended"].is_null());
+    let why = job()["why"]["message"].as_str().unwrap_or_default().to_owned();
+    let end = "its supervisor ended before the commands ran (signal: 9 (SIGKILL))";
+    assert!(why.contains(end), "{why}\n{}", agent.log());
+    assert!(mounts_of(machine).is_empty(), "{:?}", mounts_of(machine));
+    agent.end();
+}
+
+#[test]
 fn job_admitted_before_crash_keeps_its_admission() {
     let (stays, early, late) = (TestEnv::new(), TestEnv::new(), TestEnv::new());
     stays.put("weights", 4 * MIB);

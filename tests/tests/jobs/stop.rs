@@ -10,7 +10,7 @@ use bdnfs_tests::process::{eventually, wait_for_exit};
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::kit::{job, mounts_of, spec, submitted, text, toml};
 
@@ -103,6 +103,42 @@ fn job_stop_while_its_supervisor_is_stopped_stops_it() {
         assert_eq!(stopped.trim(), format!("job {id}: TRAINING_JOB_STOPPED"));
         eventually("its supervisor is gone", || machine.supervisors().is_empty());
     }
+    agent.stop();
+}
+
+#[test]
+fn job_stop_without_grace_is_without_grace_for_the_next_agent() {
+    let machine = Machine::new();
+    let agent = machine.agent("");
+    let flags = machine.directory("flags");
+    let script = format!("trap '' TERM; touch {}/runs; while :; do sleep 0.05; done", text(&flags));
+    let file = spec(&machine, "job.toml", &toml(&[], &[&script]));
+    let id = submitted(&machine, &["--grace", "1000", text(&file)]);
+    eventually("it runs", || flags.join("runs").exists());
+    assert_eq!(agent.ask("POST", &format!("/v1/jobs/{id}/stop"), "").code, 200);
+    agent.crash();
+    let path = machine.cache().join(format!("state/jobs/{id}.json"));
+    let record = || -> Value { serde_json::from_slice(&fs::read(&path).unwrap()).unwrap() };
+    let stops = |record: &Value| (record["record"]["stop"].clone(), record["record"]["stop_now"].clone());
+    let asked = record();
+    assert_eq!(stops(&asked), (json!(true), json!(false)));
+    // As an earlier version writes it: its stop has grace.
+    let mut earlier = asked.clone();
+    earlier["record"].as_object_mut().unwrap().remove("stop_now").unwrap();
+    fs::write(&path, earlier.to_string()).unwrap();
+    let agent = machine.agent("");
+    let job_now = || -> Value { agent.get(&format!("/v1/jobs/{id}")).json() };
+    eventually("it was asked again", || job_now()["events"].to_string().matches("asked to end").count() == 2);
+    assert_eq!(job_now()["state"], "TRAINING_JOB_RUNNING");
+    agent.crash();
+    // As it is left by an agent that is killed before the supervisor has the second signal.
+    let mut now = asked;
+    now["record"]["stop_now"] = json!(true);
+    fs::write(&path, now.to_string()).unwrap();
+    let agent = machine.agent("");
+    job(&machine, &["wait", &id]).fails(&["was stopped"]);
+    assert!(machine.supervisors().is_empty());
+    assert_eq!(stops(&record()), (json!(true), json!(true)), "the end does not forget it either");
     agent.stop();
 }
 

@@ -3,8 +3,11 @@
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
+use bdnfs::error::Kind;
+
 use super::{Publication, Step};
-use crate::api::Failure;
+use crate::api::publication::PublicationStatus;
+use crate::api::{ApiResult, Failure};
 
 /// A request for a publication to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +21,7 @@ pub(super) enum EndRequest {
 impl Publication {
     /// Waits until it is not in the table any more.
     pub async fn await_removal(&self) {
-        let _ = self.state.subscribe().wait_for(|state| matches!(state.step, Step::Gone)).await;
+        let _ = self.state.subscribe().wait_for(|state| matches!(state.step, Step::Gone(_))).await;
     }
 
     /// Asks it to end for good.
@@ -40,6 +43,20 @@ impl Publication {
     /// Whether it was asked to end for good.
     pub fn is_cancelled(&self) -> bool {
         *self.end.borrow() == Some(EndRequest::Cancelled)
+    }
+
+    /// The answer for a request whose publication was asked to end for good meanwhile.
+    pub fn unpublished(&self) -> Failure {
+        let text = format!("{} was unpublished meanwhile; publish it again", self.key);
+        Failure::new(Kind::Busy, text)
+    }
+
+    /// The status for a request that waited for it.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] where it was asked to end for good meanwhile.
+    pub fn status_unless_cancelled(&self) -> ApiResult<PublicationStatus> {
+        if self.is_cancelled() { Err(self.unpublished()) } else { Ok(self.status()) }
     }
 
     /// Waits until it is asked to end for good.

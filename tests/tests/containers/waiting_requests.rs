@@ -1,0 +1,63 @@
+//! Requests that wait for a publication that fails, or is unpublished meanwhile: each is told so.
+
+use std::time::Duration;
+
+use bdnfs_tests::MIB;
+use bdnfs_tests::mounts::is_mounted;
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::proxy::NetworkFault;
+use bdnfs_tests::test_env::TestEnv;
+use serde_json::json;
+
+use crate::kit::{assert_nothing_left, bound, config, publish, put, unpublish};
+
+const PASSING: NetworkFault =
+    NetworkFault { refuse: false, frozen: false, delay: Duration::ZERO, rate: None, cut: None };
+const FROZEN: NetworkFault = NetworkFault { frozen: true, ..PASSING };
+
+#[test]
+fn requests_for_a_publication_that_is_unpublished_meanwhile_are_told_so() {
+    let env = TestEnv::new();
+    env.put("file", 2 * MIB);
+    let agent = env.machine.agent(&config(&env.machine));
+    let (request, target) = bound(&env, "", "pod");
+    env.proxy.set(FROZEN);
+    std::thread::scope(|scope| {
+        let wait = || scope.spawn(|| put(&agent, "pod", &request, 50));
+        let waiters = [wait(), wait()];
+        eventually("it is pending", || agent.get("/v1/publications/pod").code == 200);
+        // Until both wait for it.
+        std::thread::sleep(Duration::from_millis(500));
+        unpublish(&agent, "pod");
+        for waiter in waiters {
+            let told = waiter.join().unwrap();
+            assert_eq!((told.code, told.json()["kind"].as_str()), (409, Some("busy")), "{}", told.body);
+            let message = told.json()["message"].as_str().unwrap().to_owned();
+            assert_eq!(message, "pod was unpublished meanwhile; publish it again");
+        }
+    });
+    assert_eq!(agent.get("/v1/publications/pod").code, 404);
+    env.proxy.set(PASSING);
+    assert_nothing_left(&env);
+    publish(&agent, "pod", &request);
+    assert!(is_mounted(&target));
+    unpublish(&agent, "pod");
+}
+
+#[test]
+fn requests_for_a_publication_that_fails_all_get_the_failure() {
+    let env = TestEnv::new();
+    env.put("file", 5);
+    let agent = env.machine.agent(&config(&env.machine));
+    let (mut request, _) = bound(&env, "", "pod");
+    request["access"]["s3"]["secret_access_key"] = json!("wrong");
+    env.proxy.set(NetworkFault { delay: Duration::from_millis(500), ..PASSING });
+    std::thread::scope(|scope| {
+        let waiters: Vec<_> = (0..8).map(|_| scope.spawn(|| put(&agent, "pod", &request, 50))).collect();
+        for waiter in waiters {
+            let told = waiter.join().unwrap();
+            assert_eq!((told.code, told.json()["kind"].as_str()), (403, Some("refused")), "{}", told.body);
+        }
+    });
+    assert_nothing_left(&env);
+}
