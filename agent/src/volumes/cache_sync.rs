@@ -40,6 +40,7 @@ use bdnfs::volume::{FormerFiles, SealedOrigin, VolumeDirectory, former_files, ig
 use super::cache_home::CacheHome;
 use super::trash;
 use crate::context::Context;
+use home_pull::SavedSnapshot;
 pub use home_report::{LIVING_REPORT_AGE, REPORT_INTERVAL, UnsavedElsewhere};
 pub use sync_state::SyncState;
 
@@ -163,7 +164,9 @@ impl CacheSync {
         }
         let id = found.manifest;
         let pulled = PulledCache { latest: Some(found), ..nothing };
+        let (name, generation) = (self.mirror.name().to_owned(), pulled.generation);
         if state.manifest == Some(id.to_string()) {
+            self.with_home(move |home| home.note_saved_in(&name, generation)).await?;
             return Ok(pulled);
         }
         let base = match state.manifest.as_deref().map(str::parse) {
@@ -202,7 +205,8 @@ impl CacheSync {
             conflicts: conflicts.iter().cloned().collect(),
             ..pulled
         };
-        self.with_home(move |home| home.finish_pull(&plan, &theirs, &id, &hidden)).await?;
+        let target = SavedSnapshot { manifest: id, mirror: name, generation };
+        self.with_home(move |home| home.finish_pull(&plan, &theirs, target, &hidden)).await?;
         Ok(pulled)
     }
 
@@ -293,8 +297,12 @@ impl CacheSync {
         let published = mirror_source(&self.mirror, &source, config, progress).await?;
         let (manifest, since) = (Some(published.latest_ref.manifest.to_string()), changed.since);
         let unsaved_since = Some(since).filter(|_| in_use.is_some() || !changed.busy.is_empty());
+        let mirror = Some(self.mirror.name().to_owned());
+        let generation = pulled.generation + u64::from(published.new);
         self.with_home(move |home| {
-            let state = SyncState { manifest, since, unsaved_since, begun_in: None, ..home.sync_state()? };
+            let former = home.sync_state()?;
+            let state =
+                SyncState { manifest, since, unsaved_since, begun_in: None, mirror, generation, ..former };
             home.write_sync_state(&state)
         })
         .await?;
