@@ -1,6 +1,6 @@
 //! Changes of a home that a look at names, sizes and times does not show, or shows as others.
 
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{FileExt, MetadataExt, chown};
 
 use super::*;
 
@@ -70,4 +70,29 @@ async fn file_that_became_a_hard_link_of_another_user_is_removed_on_no_node() {
     assert!(one.save().await.unreadable.is_empty());
     other.pull().await;
     assert_eq!((other.read(names[0]), other.read(names[1]).as_deref()), (None, Some("third")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn holes_of_a_sparse_file_are_holes_on_other_nodes() {
+    let (_mirror, one, other) = nodes();
+    fs::create_dir_all(one.tree()).unwrap();
+    // In one block, in several, and with nothing but a hole.
+    let files = [
+        ("small", 700_001, &[650_000][..]),
+        ("large", (8 << 20) + 5, &[0, 5 << 20]),
+        ("empty", 3 << 20, &[]),
+    ];
+    for (name, size, written) in files {
+        let file = fs::File::create(one.tree().join(name)).unwrap();
+        file.set_len(size).unwrap();
+        written.iter().for_each(|at| file.write_all_at(b"data", *at).unwrap());
+    }
+    one.save().await;
+    other.pull().await;
+    assert_eq!(other.found(), one.found());
+    for (name, size, written) in files {
+        let occupied = fs::metadata(other.tree().join(name)).unwrap().blocks() * 512;
+        let data = (written.len() as u64 + 1) * (128 << 10);
+        assert!(occupied <= data, "{name} of {size} bytes occupies {occupied}");
+    }
 }
