@@ -26,6 +26,7 @@ use crate::fdstore::{FdStore, StoredMount};
 use crate::hooks::docker::DockerVolumes;
 use crate::jobs::JobQueue;
 use crate::lifecycle::Lifecycle;
+use crate::mirror;
 use crate::mounts::{Handover, MountDefaults, MountManager, Mounter, SourceHistory, restore, shutdown};
 use crate::publications::Publications;
 use crate::signals::Shutdown;
@@ -80,6 +81,11 @@ impl Agent {
         let lifecycle = Arc::new(Lifecycle::new(persistent));
         let handover = Handover::new(store);
         let mounts = Arc::new(MountManager::new(mounter, handover.clone(), Arc::clone(&lifecycle))?);
+        let (own, scratch) = (Arc::clone(&mounts), cache.dir.clone());
+        volumes.set_own_mirror(Box::new(move |tenant| {
+            let at = own.mounter().mirror(None, Some(tenant))?;
+            at.map(|at| mirror::open(&at, scratch.clone())).transpose()
+        }));
         let (mirrors, admission) = (Arc::<MirrorQueue>::default(), Arc::<AdmissionQueue>::default());
         let shared =
             || (Arc::clone(&mounts), Arc::clone(&lifecycle), Arc::clone(&mirrors), Arc::clone(&admission));

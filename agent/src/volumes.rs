@@ -17,6 +17,7 @@ pub mod cache_sync;
 pub mod file_list;
 pub mod flock_probe;
 mod home_eviction;
+mod home_mirrors;
 mod home_usage;
 pub mod home_users;
 mod node_identity;
@@ -43,7 +44,9 @@ use tokio::sync::watch;
 
 use crate::context::Context;
 use cache_home::{CacheHome, CacheScope};
-pub use home_eviction::EvictedHome;
+pub use home_eviction::HomeEvictions;
+use home_mirrors::HomeMirrors;
+pub use home_mirrors::MirrorOpener;
 use shared_io::SharedIo;
 pub use usage::{measure_pause, occupied};
 pub use volume_config::VolumeConfig;
@@ -66,6 +69,8 @@ pub struct Volumes {
     space: VolumeSpace,
     /// Held by the one who evicts homes.
     eviction: Mutex<()>,
+    /// What is asked before homes are evicted.
+    mirrors: HomeMirrors,
     /// What touches the shared directory.
     shared_io: SharedIo,
     /// What is wrong with the locks of the shared directory.
@@ -103,6 +108,7 @@ impl Volumes {
             config,
             space,
             eviction: Mutex::default(),
+            mirrors: HomeMirrors::default(),
             shared_io: SharedIo::default(),
             flock_fault: watch::Sender::default(),
         })

@@ -11,6 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 
 use super::PartialDirectory;
 use crate::blob::Blob;
@@ -18,6 +20,9 @@ use crate::block::{self, Arrival, BLOCK, Verified};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::manifest::{Entry, Manifest, Node, Slice};
+
+/// How many zeros, in bytes, are worth a hole: as many as a file system reads at once.
+const HOLE_BYTES: usize = 64 << 10;
 
 /// The files of a snapshot on their way into a directory.
 #[derive(Debug)]
@@ -128,7 +133,7 @@ impl PartialTree {
             let written = if is_in_one_block(&part.slice) {
                 write_whole(&path, bytes, &self.manifest.entry(part.entry)?)
             } else {
-                open(&path).and_then(|file| file.write_all_at(bytes, part.range.start - part.slice.offset))
+                open(&path).and_then(|file| write_sparse(&file, bytes, part.range.start - part.slice.offset))
             };
             written.map_err(|e| Error::disk(format!("cannot write {}", path.display()), e))?;
         }
@@ -234,10 +239,36 @@ fn write_whole(path: &Path, bytes: &[u8], entry: &Entry<'_>) -> std::io::Result<
     if file.metadata()?.mode() & 0o7777 != mode {
         file.set_permissions(Permissions::from_mode(mode))?;
     }
-    file.write_all_at(bytes, 0)?;
+    file.set_len(bytes.len() as u64)?;
+    write_sparse(&file, bytes, 0)?;
     // A time that the disk can't have is no reason to fail.
     let _ = time(entry.mtime).map(|time| file.set_modified(time));
     Ok(())
+}
+
+/// Writes `bytes` at `offset` of a file that is as long already, zeros as holes where there are many: they occupied nothing where a
+/// sparse file was mirrored, either.
+fn write_sparse(file: &File, bytes: &[u8], offset: u64) -> std::io::Result<()> {
+    let (mut begin, mut end) = (0, 0);
+    for piece in bytes.chunks(HOLE_BYTES) {
+        if piece.len() == HOLE_BYTES && piece.iter().all(|byte| *byte == 0) {
+            file.write_all_at(&bytes[begin..end], offset + begin as u64)?;
+            make_hole(file, piece, offset + end as u64)?;
+            begin = end + piece.len();
+        }
+        end += piece.len();
+    }
+    file.write_all_at(&bytes[begin..], offset + begin as u64)
+}
+
+/// Makes a hole of the `zeros` at `offset`. An interrupted run may have left something else there.
+fn make_hole(file: &File, zeros: &[u8], offset: u64) -> std::io::Result<()> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    match rustix::fs::fallocate(file, flags, offset, zeros.len() as u64) {
+        // The file system has no holes.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.write_all_at(zeros, offset),
+        made => Ok(made?),
+    }
 }
 
 /// Opens a file for writing, and never what a link leads to.

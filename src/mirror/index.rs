@@ -114,11 +114,6 @@ impl Mirror {
         Err(Error::new(Kind::Unavailable, text))
     }
 
-    /// Whether the manifest `digest` is there.
-    async fn has_manifest(&self, digest: &Digest) -> Result<bool> {
-        Ok(self.head(&self.key(ObjectKind::Manifests, digest)).await?.is_some())
-    }
-
     /// Writes the entry of a checkpoint in place of one that may be there, as tests need it.
     #[cfg(test)]
     pub(crate) async fn put_checkpoint(&self, saved: &SavedCheckpoint) -> Result<()> {

@@ -40,6 +40,14 @@ impl Mirror {
         }
     }
 
+    /// Whether the manifest `digest` is there, whatever its content is.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn has_manifest(&self, digest: &Digest) -> Result<bool> {
+        Ok(self.head(&self.key(ObjectKind::Manifests, digest)).await?.is_some())
+    }
+
     /// Writes the manifest `digest` to `file`, an empty one; `None` when it isn't there.
     ///
     /// # Errors

@@ -15,15 +15,19 @@ use rustix::io::Errno;
 
 use super::seal::{EncodedPath, Seal, SealedUnit};
 use super::settle::{SEAL_QUIET_PERIOD, SEAL_QUIET_PERIOD_WITHOUT_LEASES};
+use super::skip_reason::SkipReason;
 use super::walk::{FileTime, Scan, ScannedFile, VolumeDirectory};
 use super::writer_probe::{Writers, probe_writers};
 use crate::checkpoint::LOOSE;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::manifest::Manifest;
 use crate::tree_merge::{MergeEntry, MergePlan, MergeTree, directories_above, is_changed};
 
 /// The mode of a directory that a merge makes: that of one which a command copies.
 const NEW_DIRECTORY_MODE: Mode = Mode::from_raw_mode(0o755);
+
+/// The version that an empty file is published as where its own is not known: it has no content that could change.
+const EMPTY_FILE_VERSION: &[u8] = b"empty";
 
 /// A file as a snapshot has it.
 #[derive(Clone, Debug)]
@@ -100,6 +104,39 @@ impl Scan {
             (path.clone(), MergeEntry::Link { target: target.clone(), mtime: *mtime })
         });
         files.chain(directories).chain(links).collect()
+    }
+
+    /// Adds to `tree`, that of the scan, the files of `base` that are there and have content, but can't be read: they are not removed.
+    /// Returns their paths. Those of which `former` doesn't know the version get it if they are empty.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] where a snapshot can't have such a file as it was.
+    pub fn keep_skipped(
+        &self,
+        tree: &mut MergeTree,
+        base: &MergeTree,
+        former: &mut FormerFiles,
+    ) -> Result<Vec<(Vec<u8>, SkipReason)>> {
+        let mut kept = Vec::new();
+        for (path, why) in self.skipped.iter().filter(|(_, why)| why.has_content()) {
+            if let Some(entry @ MergeEntry::File { size, mtime, executable, .. }) = base.get(path) {
+                let (size, mtime, executable) = (*size, *mtime, *executable);
+                let version = Bytes::from_static(EMPTY_FILE_VERSION);
+                let empty = (size == 0).then_some(FormerFile { size, mtime, executable, version });
+                if let Some(empty) = empty {
+                    former.insert(path.clone(), empty);
+                } else if !former.contains_key(path) {
+                    let path = path.escape_ascii();
+                    let text = format!(
+                        "{path} can't stay as it was saved, and {why}; replace it by a copy, or remove it"
+                    );
+                    return Err(Error::new(Kind::Invalid, text));
+                }
+                tree.insert(path.clone(), entry.clone());
+            }
+            kept.push((path.clone(), *why));
+        }
+        Ok(kept)
     }
 
     /// Whether any file or directory was changed in any way at `since` or later, in nanoseconds since 1970.

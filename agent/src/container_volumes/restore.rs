@@ -110,8 +110,8 @@ impl ContainerVolumes {
             }
             let volumes = Arc::clone(&self);
             let evicted = blocking(move || Ok(volumes.volumes.make_room()));
-            for home in evicted.await.into_iter().flatten() {
-                tracing::info!("{home}");
+            for note in evicted.await.into_iter().flat_map(|evicted| evicted.notes().collect::<Vec<_>>()) {
+                tracing::info!("{note}");
             }
         }
     }

@@ -32,7 +32,7 @@ use crate::mirror;
 use crate::volumes::cache_home::CacheHome;
 use crate::volumes::cache_sync::{CacheSync, PulledCache, REPORT_INTERVAL, UnsavedElsewhere};
 use crate::volumes::home_users::SharedHomeUser;
-use crate::volumes::{EvictedHome, Volumes};
+use crate::volumes::{HomeEvictions, Volumes};
 
 use home_notes::{note_pulled, torn_message, unsaved_advice};
 use home_saving::{LEAVE_TIMEOUT, report_use};
@@ -267,11 +267,11 @@ async fn evict_one<U: HomeUser>(user: &U) -> bool {
 }
 
 /// Notes what `work` evicts; false where that is nothing.
-async fn evict<U: HomeUser>(user: &U, work: fn(&Volumes) -> Vec<EvictedHome>) -> bool {
+async fn evict<U: HomeUser>(user: &U, work: fn(&Volumes) -> HomeEvictions) -> bool {
     let own = user.clone();
     let evicted = blocking(move || Ok(work(own.volumes()))).await.unwrap_or_default();
-    evicted.iter().for_each(|home| user.note(home.to_string()));
-    !evicted.is_empty()
+    evicted.notes().for_each(|note| user.note(note));
+    evicted.has_evicted()
 }
 
 /// Tells other nodes again and again that homes are used here, as long as it is polled.
@@ -324,10 +324,12 @@ async fn open_mirror<U: HomeUser>(user: &U, home: &CacheHome, create: bool) -> R
 
 /// Opens the mirror of a user of a home, if there is one; with `create` as [`open_mirror`].
 async fn open_mirror_of<U: HomeUser>(user: &U, home: &CacheHome, create: bool) -> Result<Option<Mirror>> {
-    let (user, scratch, seen) = (user.clone(), home.path().to_owned(), user.volumes().directory().to_owned());
+    let (user, own, seen) = (user.clone(), home.clone(), user.volumes().directory().to_owned());
     let open = move || {
-        let at = user.mirror()?;
-        at.map(|at| Ok((mirror::open(&at, scratch)?, at))).transpose()
+        let Some(at) = user.mirror()? else { return Ok(None) };
+        let mirror = mirror::open(&at, own.path().to_owned())?;
+        user.volumes().note_mirror(&own, mirror.clone());
+        Ok(Some((mirror, at)))
     };
     let Some((mirror, at)) = blocking(open).await? else { return Ok(None) };
     mirror::check_seen(&mirror, &at, &seen, create).await?;

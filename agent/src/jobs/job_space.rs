@@ -10,7 +10,7 @@ use tokio::time::sleep;
 
 use super::job_run::JobRun;
 use crate::deploy::home_use;
-use crate::volumes::SPACE_CHECK_INTERVAL;
+use crate::volumes::{HomeEvictions, SPACE_CHECK_INTERVAL};
 
 /// Makes room again and again while a job runs, as long as it is polled.
 pub async fn keep_space(run: &JobRun) -> Infallible {
@@ -30,7 +30,7 @@ pub async fn make_space_to_read(run: &JobRun, snapshots: &[Arc<Snapshot>]) -> Re
         // No disk grows by what leaves it, and no limit of the cache.
         let most = volumes.space().disk_size()?.min(engine.usage().capacity.unwrap_or(u64::MAX));
         if needed > most || !volumes.space().is_on_disk_of_cache() {
-            return Ok(Vec::new());
+            return Ok(HomeEvictions::default());
         }
         let is_short = |_| {
             let usage = engine.usage();
@@ -38,6 +38,6 @@ pub async fn make_space_to_read(run: &JobRun, snapshots: &[Arc<Snapshot>]) -> Re
         };
         Ok(volumes.evict_homes(is_short))
     });
-    evicted.await?.iter().for_each(|home| run.job.note(home.to_string()));
+    evicted.await?.notes().for_each(|note| run.job.note(note));
     Ok(())
 }

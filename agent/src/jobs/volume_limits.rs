@@ -24,7 +24,8 @@ const FAIL_PERCENT: u64 = 110;
 const CHECKPOINT_LIMIT_KEY: &str = "volume_size_gib in checkpointing_config";
 
 /// Takes the space that a job's checkpoint directory may occupy, if it says so. Returns why there is none now. Homes of training
-/// caches that are saved and not in use make way where it would not fit otherwise, each with an event. Touches the local disk.
+/// caches that are saved and not in use make way where it would not fit otherwise, each with an event. Touches the local
+/// disk, and waits a few seconds for mirrors; call it on a blocking thread.
 ///
 /// # Errors
 /// [`Kind::NoSpace`] where it would not fit if there was nothing else; [`Kind::Disk`].
@@ -35,7 +36,7 @@ pub fn claim(services: &JobServices, job: &Job) -> Result<Option<Error>> {
     // No disk grows by what leaves it.
     if limit <= space.disk_size()? {
         let evicted = services.volumes.evict_homes(|_| space.ensure_fits(limit).is_err());
-        evicted.iter().for_each(|home| job.note(home.to_string()));
+        evicted.notes().for_each(|note| job.note(note));
     }
     space.ensure_fits(limit).map_err(with_context)?;
     match job.volume_claim(|| space.claim(limit)) {

@@ -35,11 +35,14 @@ use bdnfs::mirroring::{
 use bdnfs::source::Patterns;
 use bdnfs::task::blocking;
 use bdnfs::tree_merge::{MergePlan, MergeTree, is_changed, is_hidden_change, merge, tree_of};
-use bdnfs::volume::{FormerFiles, SealedOrigin, VolumeDirectory, former_files, ignore_lease_signal};
+use bdnfs::volume::{
+    FormerFiles, SealedOrigin, SkipReason, VolumeDirectory, former_files, ignore_lease_signal,
+};
 
 use super::cache_home::CacheHome;
 use super::trash;
 use crate::context::Context;
+use home_pull::SavedSnapshot;
 pub use home_report::{LIVING_REPORT_AGE, REPORT_INTERVAL, UnsavedElsewhere};
 pub use sync_state::SyncState;
 
@@ -82,8 +85,10 @@ pub struct SavedCache {
     pub published: Option<MirrorOutcome>,
     /// The files that are being written: they are saved as they were before, or not at all.
     pub busy: Vec<Vec<u8>>,
-    /// How many entries can't be saved: fifos, sockets, devices, other mounts.
+    /// How many entries can't be saved: fifos, sockets, devices.
     pub skipped: usize,
+    /// The files and directories that can't be read, and why: what was saved of them before stays saved.
+    pub unreadable: Vec<(Vec<u8>, SkipReason)>,
     /// Why other nodes were not told, who take it for not saved.
     pub unreported: Option<Error>,
 }
@@ -104,12 +109,15 @@ struct InUse {
     bytes_per_second: Option<u64>,
 }
 
-/// A home with changes, ready to be published.
+/// A home, ready to be published.
+#[derive(Default)]
 struct ChangedHome {
-    origin: SealedOrigin,
+    /// `None` where there is nothing new.
+    origin: Option<SealedOrigin>,
     since: i64,
     busy: Vec<Vec<u8>>,
     skipped: usize,
+    unreadable: Vec<(Vec<u8>, SkipReason)>,
 }
 
 impl CacheSync {
@@ -163,7 +171,9 @@ impl CacheSync {
         }
         let id = found.manifest;
         let pulled = PulledCache { latest: Some(found), ..nothing };
+        let (name, generation) = (self.mirror.name().to_owned(), pulled.generation);
         if state.manifest == Some(id.to_string()) {
+            self.with_home(move |home| home.note_saved_in(&name, generation)).await?;
             return Ok(pulled);
         }
         let base = match state.manifest.as_deref().map(str::parse) {
@@ -202,7 +212,8 @@ impl CacheSync {
             conflicts: conflicts.iter().cloned().collect(),
             ..pulled
         };
-        self.with_home(move |home| home.finish_pull(&plan, &theirs, &id, &hidden)).await?;
+        let target = SavedSnapshot { manifest: id, mirror: name, generation };
+        self.with_home(move |home| home.finish_pull(&plan, &theirs, target, &hidden)).await?;
         Ok(pulled)
     }
 
@@ -279,27 +290,26 @@ impl CacheSync {
             Some(found) => Some(self.manifest(&found.manifest).await?),
             None => None,
         };
-        let Some(changed) = self.with_home(move |home| home.changes(former.as_ref(), in_use)).await? else {
-            return Ok(SavedCache {
-                pulled,
-                published: None,
-                busy: Vec::new(),
-                skipped: 0,
-                unreported: None,
-            });
-        };
+        let changed = self.with_home(move |home| home.changes(former.as_ref(), in_use)).await?;
+        let ChangedHome { origin, since, busy, skipped, unreadable } = changed;
+        let saved = SavedCache { pulled, published: None, busy, skipped, unreadable, unreported: None };
+        let Some(origin) = origin else { return Ok(saved) };
+        let pulled = &saved.pulled;
         let follows = PreviousState::After(pulled.generation);
-        let source = MirrorSource::local(self.home.source(), Arc::new(changed.origin), follows);
+        let source = MirrorSource::local(self.home.source(), Arc::new(origin), follows);
         let published = mirror_source(&self.mirror, &source, config, progress).await?;
-        let (manifest, since) = (Some(published.latest_ref.manifest.to_string()), changed.since);
-        let unsaved_since = Some(since).filter(|_| in_use.is_some() || !changed.busy.is_empty());
+        let manifest = Some(published.latest_ref.manifest.to_string());
+        let unsaved_since = Some(since).filter(|_| in_use.is_some() || !saved.busy.is_empty());
+        let mirror = Some(self.mirror.name().to_owned());
+        let generation = pulled.generation + u64::from(published.new);
         self.with_home(move |home| {
-            let state = SyncState { manifest, since, unsaved_since, begun_in: None, ..home.sync_state()? };
+            let former = home.sync_state()?;
+            let state =
+                SyncState { manifest, since, unsaved_since, begun_in: None, mirror, generation, ..former };
             home.write_sync_state(&state)
         })
         .await?;
-        let published = Some(published).filter(|published| published.new);
-        Ok(SavedCache { pulled, published, busy: changed.busy, skipped: changed.skipped, unreported: None })
+        Ok(SavedCache { published: Some(published).filter(|published| published.new), ..saved })
     }
 
     async fn manifest(&self, id: &Digest) -> Result<Manifest> {
@@ -333,34 +343,37 @@ impl CacheHome {
         self.write_sync_state(&SyncState { unsaved_since, ..state })
     }
 
-    /// The changes to the home since the snapshot of the manifest `former`; `None` where there are none.
-    fn changes(&self, former: Option<&Manifest>, in_use: Option<InUse>) -> Result<Option<ChangedHome>> {
+    /// The changes to the home since the snapshot of the manifest `former`. Files that can't be read any more count as unchanged: other
+    /// nodes would take them for removed.
+    fn changes(&self, former: Option<&Manifest>, in_use: Option<InUse>) -> Result<ChangedHome> {
         let (state, since) = (self.sync_state()?, self.time()?);
         let directory = Arc::new(VolumeDirectory::open(&self.tree())?);
         let scan = directory.walk()?;
         let base = former.map_or(Ok(MergeTree::new()), tree_of)?;
-        let tree = scan.tree(if former.is_some() { state.since } else { 0 });
+        let mut tree = scan.tree(if former.is_some() { state.since } else { 0 });
+        let mut files = former.map_or(Ok(FormerFiles::new()), |former| former_files(former, &base))?;
+        let unreadable = scan.keep_skipped(&mut tree, &base, &mut files)?;
+        let skipped = scan.skipped.len() - unreadable.len();
+        let unchanged = ChangedHome { skipped, unreadable, ..ChangedHome::default() };
         let mut paths = base.keys().chain(tree.keys());
         if former.is_some() && !paths.any(|path| is_changed(base.get(path), tree.get(path))) {
             self.note_unchanged(state, in_use.map(|_| since))?;
-            return Ok(None);
+            return Ok(unchanged);
         }
         // A snapshot has files: of a home that was emptied, the last one stays until there is one again.
         if scan.files.is_empty() {
             self.note_unchanged(state, in_use.map(|_| since))?;
-            return Ok(None);
+            return Ok(unchanged);
         }
-        let files = former.map_or(Ok(FormerFiles::new()), |former| former_files(former, &base))?;
-        let skipped = scan.skipped.len();
         let mut quiet = scan.into_quiet_tree(&directory, &tree, (&base, files), in_use.map(|_| since))?;
         let busy = std::mem::take(&mut quiet.busy);
         if quiet.unit.seal.files.is_empty() && quiet.former.is_empty() {
-            return Ok(None);
+            return Ok(unchanged);
         }
         // What is left out is a change to the next save, too.
         let since = quiet.busy_since.map_or(since, |busy| busy.min(since));
         let bytes_per_second = in_use.and_then(|in_use| in_use.bytes_per_second);
-        let origin = SealedOrigin::after(self.source(), quiet, bytes_per_second);
-        Ok(Some(ChangedHome { origin, since, busy, skipped }))
+        let origin = Some(SealedOrigin::after(self.source(), quiet, bytes_per_second));
+        Ok(ChangedHome { origin, since, busy, ..unchanged })
     }
 }

@@ -60,6 +60,13 @@ pub fn note_saved(user: &impl HomeUser, home: &CacheHome, saved: &SavedCache, to
         let skipped = text::count(saved.skipped as u64, "entry");
         user.note(format!("{home} is saved without {skipped} other than files, directories and links"));
     }
+    if let Some((_, why)) = saved.unreadable.first() {
+        let paths: Vec<_> = saved.unreadable.iter().map(|(path, _)| path.clone()).collect();
+        let names = names(&paths);
+        user.warn(format!(
+            "{home} is saved without {names}, which stays as it was saved before, if it was: {why}"
+        ));
+    }
     if let Some(error) = &saved.unreported {
         let name = argument(home);
         user.warn(format!(

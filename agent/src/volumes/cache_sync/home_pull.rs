@@ -17,6 +17,16 @@ use crate::volumes::trash;
 /// The directory beside the tree with what is pulled.
 const INCOMING_DIRECTORY: &str = "incoming";
 
+/// A snapshot that a home is brought to.
+pub(super) struct SavedSnapshot {
+    /// The digest of its manifest.
+    pub manifest: Digest,
+    /// The URL of the mirror that has it.
+    pub mirror: String,
+    /// The generation of the cache's ref that it is.
+    pub generation: u64,
+}
+
 impl CacheHome {
     /// The directory with what is pulled, until it is in its place.
     pub(super) fn incoming(&self) -> PathBuf {
@@ -30,13 +40,13 @@ impl CacheHome {
         DirBuilder::new().mode(0o700).create(&incoming).with_context(failed)
     }
 
-    /// Moves what was pulled to its place, and notes that the home is now what `manifest` says, but for the changes that stay; the
-    /// files `hidden` are among these, though they look as they did.
+    /// Moves what was pulled to its place, and notes that the home is now what the snapshot `target` is, but for the changes that
+    /// stay; the files `hidden` are among these, though they look as they did.
     pub(super) fn finish_pull(
         &self,
         plan: &MergePlan,
         theirs: &MergeTree,
-        manifest: &Digest,
+        target: SavedSnapshot,
         hidden: &[Vec<u8>],
     ) -> Result<()> {
         let (tree, incoming) = (self.tree(), self.incoming());
@@ -55,11 +65,13 @@ impl CacheHome {
             }
         }
         trash::empty(self.trash().to_owned());
-        let (manifest, state) = (Some(manifest.to_string()), self.sync_state()?);
+        let SavedSnapshot { manifest, mirror, generation } = target;
+        let state = self.sync_state()?;
         let since = self.time()?;
         // Only the time of that tells, which is later than `since` from now on.
         hidden.iter().try_for_each(|path| directory.touch_change(path))?;
         let begun_in = state.begun_in.filter(|_| durability == MergeDurability::Later);
-        self.write_sync_state(&SyncState { manifest, since, begun_in, ..state })
+        let (manifest, mirror) = (Some(manifest.to_string()), Some(mirror));
+        self.write_sync_state(&SyncState { manifest, since, begun_in, mirror, generation, ..state })
     }
 }

@@ -36,6 +36,12 @@ pub struct SyncState {
     /// [`manifest`](Self::manifest), not all of that was pulled, and there is nothing else.
     #[serde(default)]
     pub begun_in: Option<String>,
+    /// The URL, without credentials, of the mirror that has the snapshot; `None` where an earlier version noted it.
+    #[serde(default)]
+    pub mirror: Option<String>,
+    /// The generation of the cache's ref there that the snapshot was, or a later one that is the same; 0 where it is not known.
+    #[serde(default)]
+    pub generation: u64,
 }
 
 impl SyncState {
@@ -68,6 +74,15 @@ impl CacheHome {
     /// Whether it has a state: not before its first use. Touches its disk.
     pub fn has_sync_state(&self) -> bool {
         self.path().join(SYNC_STATE_FILE).exists()
+    }
+
+    /// Notes that the snapshot that the home was last equal to is the generation `generation` of its ref in `mirror`.
+    pub(super) fn note_saved_in(&self, mirror: &str, generation: u64) -> Result<()> {
+        let state = self.sync_state()?;
+        if (state.mirror.as_deref(), state.generation) == (Some(mirror), generation) {
+            return Ok(());
+        }
+        self.write_sync_state(&SyncState { mirror: Some(mirror.to_owned()), generation, ..state })
     }
 
     /// Writes the state durably.

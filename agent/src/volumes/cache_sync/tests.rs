@@ -1,6 +1,7 @@
 //! Homes of two nodes and one mirror.
 
 mod begun_homes;
+mod unseen_changes;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -192,28 +193,6 @@ async fn cache_homes_changed_on_both_nodes_are_merged_and_conflicts_reported() {
     for (path, content) in expected {
         assert_eq!(one.read(path).as_deref(), content, "{path}");
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn change_that_looks_like_none_outlasts_a_pull_and_is_saved() {
-    let (mirror, one, other) = nodes();
-    one.write("wheel", "first");
-    one.save().await;
-    other.pull().await;
-    let modified = fs::metadata(other.tree().join("wheel")).and_then(|found| found.modified()).unwrap();
-    other.write("wheel", "other");
-    fs::File::open(other.tree().join("wheel")).and_then(|file| file.set_modified(modified)).unwrap();
-    one.write("more", "more");
-    one.save().await;
-    assert_eq!(other.pull().await.taken, 1);
-    // What was pulled is not taken for a change of this node's.
-    fs::remove_file(one.tree().join("more")).unwrap();
-    one.save().await;
-    assert_eq!(other.pull().await.removed, 1);
-    assert!(other.save().await.published.is_some());
-    let new = HomeNode::new(mirror.path());
-    new.pull().await;
-    assert_eq!(new.read("wheel").as_deref(), Some("other"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

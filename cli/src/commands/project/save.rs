@@ -49,6 +49,8 @@ struct SaveResult {
     busy: Vec<String>,
     /// Entries that are no files, directories or links.
     skipped: usize,
+    /// Files and directories that can't be read: what was saved of them before stays saved.
+    unreadable: Vec<String>,
     files: u64,
     bytes: u64,
     /// Bytes that the mirror did not have.
@@ -124,6 +126,7 @@ fn result(home: &CacheHome, saved: &SavedCache) -> SaveResult {
         conflicts: names(&saved.pulled.conflicts),
         busy: names(&saved.busy),
         skipped: saved.skipped,
+        unreadable: saved.unreadable.iter().map(|(path, _)| text::json_name(path)).collect(),
         files: found.map_or(0, |found| found.files),
         bytes: found.map_or(0, |found| found.bytes),
         written: published.map_or(0, |published| published.written),
@@ -147,6 +150,10 @@ fn summary(home: &CacheHome, result: &SaveResult) -> String {
     for (names, what) in [
         (&result.conflicts, "changed here and on another node, the later change is kept"),
         (&result.busy, "not saved as it is, for it is being written"),
+        (
+            &result.unreadable,
+            "not saved as it is, for it can't be read, such as a hard link to a file of another user",
+        ),
     ] {
         for name in names {
             lines += &format!("\n{}: {what}", text::printable(name.as_bytes()));

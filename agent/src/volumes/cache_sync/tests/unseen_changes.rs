@@ -1,0 +1,98 @@
+//! Changes of a home that a look at names, sizes and times does not show, or shows as others.
+
+use std::os::unix::fs::{FileExt, MetadataExt, chown};
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn change_that_looks_like_none_outlasts_a_pull_and_is_saved() {
+    let (mirror, one, other) = nodes();
+    one.write("wheel", "first");
+    one.save().await;
+    other.pull().await;
+    let modified = fs::metadata(other.tree().join("wheel")).and_then(|found| found.modified()).unwrap();
+    other.write("wheel", "other");
+    fs::File::open(other.tree().join("wheel")).and_then(|file| file.set_modified(modified)).unwrap();
+    one.write("more", "more");
+    one.save().await;
+    assert_eq!(other.pull().await.taken, 1);
+    // What was pulled is not taken for a change of this node's.
+    fs::remove_file(one.tree().join("more")).unwrap();
+    one.save().await;
+    assert_eq!(other.pull().await.removed, 1);
+    assert!(other.save().await.published.is_some());
+    let new = HomeNode::new(mirror.path());
+    new.pull().await;
+    assert_eq!(new.read("wheel").as_deref(), Some("other"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn file_that_became_a_hard_link_of_another_user_is_removed_on_no_node() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let (mirror, one, other) = nodes();
+    let names = ["d/empty", "d/linked"];
+    one.write("other", "first");
+    one.write(names[0], "");
+    one.write(names[1], "first");
+    one.save().await;
+    other.pull().await;
+    for name in names {
+        let theirs = one.home.path().join("theirs");
+        fs::write(&theirs, "theirs").unwrap();
+        chown(&theirs, Some(12345), None).unwrap();
+        fs::remove_file(one.tree().join(name)).unwrap();
+        fs::rename(&theirs, one.home.path().join(name.replace('/', "-"))).unwrap();
+        fs::hard_link(one.home.path().join(name.replace('/', "-")), one.tree().join(name)).unwrap();
+    }
+    let unreadable = |saved: &SavedCache| {
+        let paths = saved.unreadable.iter().map(|(path, _)| String::from_utf8(path.clone()).unwrap());
+        paths.collect::<Vec<_>>()
+    };
+    let saved = one.save().await;
+    assert!(saved.published.is_none() && unreadable(&saved) == names, "{saved:?}");
+    one.write("other", "second");
+    let saved = one.save().await;
+    assert!(saved.published.is_some() && unreadable(&saved) == names, "{saved:?}");
+    assert_eq!(other.pull().await.removed, 0);
+    let new = HomeNode::new(mirror.path());
+    new.pull().await;
+    for node in [&other, &new] {
+        let found = ["other", names[0], names[1]].map(|name| node.read(name));
+        assert_eq!(found, ["second", "", "first"].map(|content| Some(content.to_owned())));
+    }
+    // Its user may replace it at any time.
+    for name in names {
+        fs::remove_file(one.tree().join(name)).unwrap();
+    }
+    one.write(names[1], "third");
+    assert!(one.save().await.unreadable.is_empty());
+    other.pull().await;
+    assert_eq!((other.read(names[0]), other.read(names[1]).as_deref()), (None, Some("third")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn holes_of_a_sparse_file_are_holes_on_other_nodes() {
+    let (_mirror, one, other) = nodes();
+    fs::create_dir_all(one.tree()).unwrap();
+    // In one block, in several, and with nothing but a hole.
+    let files = [
+        ("small", 700_001, &[650_000][..]),
+        ("large", (8 << 20) + 5, &[0, 5 << 20]),
+        ("empty", 3 << 20, &[]),
+    ];
+    for (name, size, written) in files {
+        let file = fs::File::create(one.tree().join(name)).unwrap();
+        file.set_len(size).unwrap();
+        written.iter().for_each(|at| file.write_all_at(b"data", *at).unwrap());
+    }
+    one.save().await;
+    other.pull().await;
+    assert_eq!(other.found(), one.found());
+    for (name, size, written) in files {
+        let occupied = fs::metadata(other.tree().join(name)).unwrap().blocks() * 512;
+        let data = (written.len() as u64 + 1) * (128 << 10);
+        assert!(occupied <= data, "{name} of {size} bytes occupies {occupied}");
+    }
+}
