@@ -50,9 +50,7 @@ impl MountIdentity {
             // The id is that of a newer mount.
             Some(found) if found.id == self.id => return Ok(None),
             _ => {
-                let text = format!(
-                    "something is mounted over {shown}, or it was moved just now; unmount that first"
-                );
+                let text = format!("something else is mounted over {shown}; unmount that first");
                 return Err(Error::new(Kind::Busy, text));
             }
         }

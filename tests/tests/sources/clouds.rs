@@ -98,6 +98,7 @@ fn cloud_source_with_bad_options_is_refused_at_once() {
 fn option_without_effect_on_the_source_is_refused_by_name() {
     let env = TestEnv::new();
     let bytes = env.put("w", 10);
+    fs::create_dir(env.bucket().with_file_name("mirror")).unwrap();
     let (tree, point) = (env.machine.directory("tree"), env.machine.directory("mnt"));
     fs::write(tree.join("f"), "x").unwrap();
     let (tree, point, url) = (tree.to_str().unwrap(), point.to_str().unwrap(), env.proxy.url());
@@ -106,7 +107,7 @@ fn option_without_effect_on_the_source_is_refused_by_name() {
     fs::write(
         &job,
         format!(
-            "start_commands = [\"true\"]\n[[weights]]\nsource = \"file://{tree}\"\nmount_location = \"/m\"\n"
+            "[runtime]\nstart_commands = [\"true\"]\n[[weights]]\nsource = \"file://{tree}\"\nmount_location = \"/m\"\n"
         ),
     )
     .unwrap();
