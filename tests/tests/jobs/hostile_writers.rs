@@ -129,7 +129,7 @@ fn checkpoint_deleted_file_by_file_stays_saved_as_it_was() {
 #[test]
 fn checkpoint_that_cannot_be_sealed_delays_no_other() {
     let machine = Machine::new();
-    let saving = SavingMachine { agent: start_with(&machine, "[volumes]\ngive_up = \"5s\""), machine };
+    let saving = SavingMachine { agent: start_with(&machine, "[volumes]\ngive_up = \"60s\""), machine };
     let flag = saving.machine.directory("flag");
     // A file that nobody else can open as long as its job has a lease of it.
     let script = format!(
