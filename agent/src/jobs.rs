@@ -21,6 +21,7 @@ mod job_saver;
 mod job_services;
 mod job_space;
 mod job_volume;
+mod last_jobs;
 mod loaded_checkpoints;
 mod mount_requests;
 mod process;

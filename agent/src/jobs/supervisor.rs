@@ -112,6 +112,9 @@ pub struct SupervisorInfo {
     /// The boot in which it ran: in another one its numbers are somebody else's. Unknown for one of an older release.
     #[serde(default)]
     pub boot: Option<String>,
+    /// The directory of the job's own volume. Unknown for one of an older release.
+    #[serde(default)]
+    pub volume: Option<PathBuf>,
 }
 
 impl SupervisorInfo {
@@ -207,7 +210,8 @@ fn prepare(order: &SupervisorOrder, lock: File) -> Result<(JobDirectory, Supervi
     std::env::set_current_dir(&order.workdir)
         .with_context(|| format!("cannot run in the directory {workdir}"))?;
     let (namespace, boot) = (namespace::number("self")?, bdnfs::boot::id_line().ok());
-    let started = SupervisorInfo { pid: std::process::id() as i32, namespace, covered, hiding, boot };
+    let (pid, volume) = (std::process::id() as i32, Some(order.volume.own.clone()));
+    let started = SupervisorInfo { pid, namespace, covered, hiding, boot, volume };
     directory.write(STARTED_FILE, &started)?;
     Ok((directory, started))
 }
@@ -328,7 +332,7 @@ mod tests {
         };
         let of_boot = |boot: Option<String>| {
             let (covered, hiding) = (Vec::new(), Vec::new());
-            SupervisorInfo { pid: 0, namespace, covered, hiding, boot }
+            SupervisorInfo { pid: 0, namespace, covered, hiding, boot, volume: None }
         };
         kill_rest(&of_boot(Some("another".to_owned())));
         assert!(child.try_wait().unwrap().is_none(), "it is not of the job");
