@@ -144,6 +144,17 @@ fn check_job(document: &Value, findings: &mut Diagnostics) {
             findings.warn(&place, format!("{text}; bdnfs job refuses it"));
         }
     }
+    let job = weights::job_commands(document);
+    let place = job.place.key("start_commands");
+    let is_known = findings.iter().any(|known| known.place.to_string().starts_with(&place.to_string()));
+    if job.has_runtime && job.start_commands.is_empty() && !is_known {
+        findings.reject(&place, "is empty, so the job has nothing to run; write its commands here");
+    }
+    if job.keep.is_some() && job.checkpoints.is_none() {
+        let text =
+            "has no effect, for the job saves no checkpoints; enable checkpointing_config, or leave it out";
+        findings.reject(&DocumentPath::default().key("keep"), text);
+    }
     for text in unsupported.ignored {
         findings.warn(&DocumentPath::default(), text);
     }

@@ -204,9 +204,32 @@ fn check_judges_repositories_in_a_training_cache_by_no_file_of_the_host() {
 #[test]
 fn check_rejects_a_keep_below_1() {
     let said = |keep: &str| {
-        let toml = format!("keep = {keep}\n[runtime]\nstart_commands = ['true']\n");
+        let toml = format!(
+            "keep = {keep}\n[runtime]\nstart_commands = ['true']\ncheckpointing_config = {{ enabled = true }}\n"
+        );
         format_report(&report(Format::Toml, &toml))
     };
     assert!(said("-1").contains("file:1: keep: must be at least 1"), "{}", said("-1"));
     assert!(!said("3").contains("keep"), "{}", said("3"));
+}
+
+#[test]
+fn check_rejects_a_job_without_commands_and_a_keep_without_checkpoints_as_submit_does() {
+    let said = |toml: &str| format_report(&report(Format::Toml, toml));
+    for runtime in
+        ["[runtime]\n", "[runtime]\nstart_commands = []\n", "[runtime]\nenvironment_variables = {}\n"]
+    {
+        let said = said(runtime);
+        assert!(
+            said.contains("runtime.start_commands: is empty, so the job has nothing to run"),
+            "{runtime}: {said}"
+        );
+    }
+    let wrong = said("[runtime]\nstart_commands = 'true'\n");
+    assert!(wrong.contains("start_commands") && !wrong.contains("is empty"), "{wrong}");
+    // Weights may be mounted without a job.
+    let weights = "[[weights]]\nsource = 's3://b/x'\nmount_location = '/m'\n";
+    assert!(report(Format::Toml, weights).accepted, "{}", said(weights));
+    let keep = said("keep = 3\n[runtime]\nstart_commands = ['true']\n");
+    assert!(keep.contains("file:1: keep: has no effect, for the job saves no checkpoints"), "{keep}");
 }
