@@ -16,6 +16,7 @@ pub mod job;
 pub mod job_event;
 mod job_log;
 mod job_state;
+mod mount_fields;
 pub mod publication;
 pub mod saving;
 pub mod socket;
@@ -68,40 +69,33 @@ impl Weights {
 
 /// A mount request: what to mount where. All but the weights may be left out.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(from = "mount_fields::MountFields")]
 pub struct MountRequest {
     /// The source, and its mountpoint.
     #[serde(flatten)]
     pub weights: Weights,
     /// The tenant that the data belongs to; default: the agent's own tenant.
-    #[serde(default)]
     pub tenant: Option<String>,
     /// The mirror to look for it first; where none is named, the agent's own.
-    #[serde(default)]
     pub mirror: Option<MirrorRequest>,
     /// Whether no mirror is looked into, not even the agent's own.
-    #[serde(default)]
     pub direct: bool,
     /// Whether no network is used: the newest snapshot that is complete in the cache is mounted.
-    #[serde(default)]
     pub offline: bool,
     /// The snapshot that is mounted of a checkpoint, as the hexadecimal digest of its manifest; default: what the checkpoint is
     /// now.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
     /// Whether other users may see the tree.
-    #[serde(default)]
     pub allow_other: bool,
     /// Owner of all files.
-    #[serde(default)]
     pub uid: Option<u32>,
     /// Group of all files.
-    #[serde(default)]
     pub gid: Option<u32>,
     /// The backend of the mount once it is staged. Default: as the agent is configured.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub via: Option<MountBackend>,
     /// The size that the cache was asked to have, in bytes; the agent warns when it has another.
-    #[serde(default)]
     pub cache_size: Option<u64>,
 }
 

@@ -21,6 +21,7 @@ mod job_saver;
 mod job_services;
 mod job_space;
 mod job_volume;
+mod last_jobs;
 mod loaded_checkpoints;
 mod mount_requests;
 mod process;
@@ -33,4 +34,5 @@ mod validation;
 mod volume_limits;
 
 pub use job_caches::check_cache_places;
+pub use job_volume::check_checkpoint_path;
 pub use queue::JobQueue;

@@ -26,6 +26,8 @@ pub struct JobCommands {
     pub team: Option<String>,
     /// How many complete checkpoints of the project are kept in the mirror; `None`: all.
     pub keep: Option<NonZeroU32>,
+    /// Whether it has a `runtime`, as no configuration of weights alone has.
+    pub has_runtime: bool,
     /// The commands, one after the other.
     pub start_commands: Vec<String>,
     /// The environment of the commands.
@@ -177,6 +179,7 @@ pub fn job_commands(document: &Value) -> JobCommands {
         project,
         team,
         keep: keep.and_then(|keep| serde_json::from_value(keep).ok()),
+        has_runtime: runtime.is_some_and(|runtime| !runtime.is_null()),
         start_commands: serde_json::from_value(of("start_commands")).unwrap_or_default(),
         environment: serde_json::from_value(environment).unwrap_or_default(),
         load: loading(of("load_checkpoint_config")),

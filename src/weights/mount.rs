@@ -17,7 +17,7 @@ const KERNEL_DIRECTORIES: [&str; 2] = ["/proc", "/sys"];
 
 /// Reads a mount location: the path without what doesn't change its meaning.
 pub(super) fn read(text: &str, place: &DocumentPath, found: &mut Diagnostics) -> Option<PathBuf> {
-    match clean(text) {
+    match clean(text).and_then(not_of_kernel) {
         Ok(path) => {
             if SYSTEM_DIRECTORIES.iter().any(|name| path == Path::new("/").join(name)) {
                 found.warn(
@@ -74,13 +74,18 @@ pub fn has_parent(path: &str) -> String {
 /// # Errors
 /// [`Kind::Invalid`] for one that is not absolute, one with `..`, the root, and what lies in file systems of the kernel's own.
 pub fn check_volume_path(path: &Path) -> Result<()> {
-    let path = clean(&path.to_string_lossy()).map_err(|text| Error::new(Kind::Invalid, text))?;
+    let path = clean(&path.to_string_lossy()).and_then(not_of_kernel);
+    path.map(drop).map_err(|text| Error::new(Kind::Invalid, text))
+}
+
+fn not_of_kernel(path: PathBuf) -> std::result::Result<PathBuf, String> {
     if KERNEL_DIRECTORIES.iter().any(|directory| path.starts_with(directory)) || path == Path::new("/dev") {
-        let text =
-            format!("lies in {}, which belongs to the kernel; choose another directory", path.display());
-        return Err(Error::new(Kind::Invalid, text));
+        return Err(format!(
+            "lies in {}, which belongs to the kernel; choose another directory",
+            path.display()
+        ));
     }
-    Ok(())
+    Ok(path)
 }
 
 /// Makes sure that `paths` can be the mount locations of one job, by the rules that a configuration is read by.

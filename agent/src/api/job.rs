@@ -20,7 +20,7 @@ pub use super::training::TrainingIdentity;
 use super::{Failure, MirrorRequest, Weights};
 
 /// A job that is to run. All paths are absolute.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct JobRequest {
     /// The name that its user gave it.
     #[serde(default)]
@@ -211,6 +211,30 @@ pub struct JobStatus {
 }
 
 impl JobStatus {
+    /// The status of the job `id`, which was `created` and has not begun yet; it reads `weights`.
+    pub fn new(id: u64, request: &JobRequest, weights: Vec<JobSource>, created: DateTime<Utc>) -> Self {
+        Self {
+            id,
+            name: request.name.clone(),
+            state: JobState::Created,
+            created,
+            started: None,
+            ended: None,
+            exited: None,
+            saving: None,
+            exit: None,
+            exit_code: None,
+            why: None,
+            tenant: request.tenant.clone(),
+            training: request.training.clone(),
+            weights,
+            start_commands: request.start_commands.clone(),
+            report: None,
+            staging: None,
+            events: Vec::new(),
+        }
+    }
+
     /// The exit code of a job that ended in `state`, as of podman: 0 where it completed, else that of its command, 128 and
     /// the number of the signal that ended it, or [`NOT_COMPLETED_CODE`] where no command failed.
     pub fn exit_code(state: JobState, exit: Option<&JobExit>) -> u8 {

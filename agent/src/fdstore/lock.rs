@@ -42,9 +42,10 @@ impl FdStoreLock {
             match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => Ok(Ok(lock)),
                 Err(rustix::io::Errno::WOULDBLOCK) => {
-                    let mut owner = String::new();
-                    lock.read_to_string(&mut owner)?;
-                    Ok(Err(owner.trim().to_owned()))
+                    let mut owner = Vec::new();
+                    lock.read_to_end(&mut owner)?;
+                    // Damaged content names no process.
+                    Ok(Err(String::from_utf8_lossy(&owner).trim().to_owned()))
                 }
                 Err(error) => Err(io::Error::from(error)),
             }
@@ -122,6 +123,16 @@ mod tests {
         assert!(other.try_wait().expect("a child").is_none(), "another process was killed");
         other.kill().expect("a child");
         other.wait().expect("a child");
+    }
+
+    #[test]
+    fn take_of_a_held_lock_with_damaged_content_names_no_process() {
+        let cache = tempfile::tempdir().expect("a directory");
+        let lock = FdStoreLock::new(cache.path());
+        let _taken = lock.take().expect("a lock").expect("free");
+        fs::write(cache.path().join(FDSTORE_LOCK_FILE), [b'1', 0xff, 0xfe]).expect("written");
+        let owner = lock.take().expect("readable").expect_err("held");
+        assert!(lock.find_process(&owner).is_none(), "{owner}");
     }
 
     #[test]

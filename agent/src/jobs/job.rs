@@ -19,6 +19,7 @@ use super::event_file::EventFile;
 use super::record::JobRecord;
 use super::stop_request::StopRequest;
 use super::supervisor;
+use crate::api::Failure;
 use crate::api::job::{
     DeployReport, JobEvent, JobRequest, JobSource, JobState, JobStatus, SaveReport, event_count,
 };
@@ -27,7 +28,7 @@ use crate::context::Context;
 use crate::deploy::{AdmissionPermit, AdmissionQueue};
 
 /// The directory in a job's directory where its sources are mounted.
-const MOUNTS_DIRECTORY: &str = "mnt";
+pub(super) const MOUNTS_DIRECTORY: &str = "mnt";
 
 /// A job and what the agent knows of it.
 #[derive(Debug)]
@@ -45,6 +46,8 @@ pub struct Job {
     event_file: Mutex<EventFile>,
     /// Whether the job was started by an earlier run of the agent: then a part of it is done.
     restored: bool,
+    /// Why its record can't be read, if it can't.
+    damage: Option<Failure>,
     /// Held for reading while one of its sources is mounted.
     pub(super) mounting: Arc<RwLock<()>>,
     permit: Mutex<Option<AdmissionPermit>>,
@@ -71,26 +74,7 @@ impl Job {
                 mount_location: weights.mountpoint.clone(),
             })
         });
-        let status = JobStatus {
-            id,
-            name: request.name.clone(),
-            state: JobState::Created,
-            created: now(),
-            started: None,
-            ended: None,
-            exited: None,
-            saving: None,
-            exit: None,
-            exit_code: None,
-            why: None,
-            tenant: request.tenant.clone(),
-            training: request.training.clone(),
-            weights: sources.collect::<Result<_>>()?,
-            start_commands: request.start_commands.clone(),
-            report: None,
-            staging: None,
-            events: Vec::new(),
-        };
+        let status = JobStatus::new(id, &request, sources.collect::<Result<_>>()?, now());
         let file = EventFile::new(&jobs.join(id.to_string()));
         let job = Self::from_parts(status, file, request, bare_request, jobs, false);
         job.remove_files();
@@ -103,14 +87,21 @@ impl Job {
         Ok(job)
     }
 
-    /// A job of an earlier run; an admitted one stays admitted. Touches the local disk.
-    pub fn restore(record: JobRecord, jobs: &Path, admission: &Arc<AdmissionQueue>) -> Self {
+    /// A job of an earlier run; an admitted one stays admitted. Of one whose record can't be read the `damage` says why, and
+    /// `record` is what is known without it. Touches the local disk.
+    pub fn restore(
+        record: JobRecord,
+        damage: Option<Failure>,
+        jobs: &Path,
+        admission: &Arc<AdmissionQueue>,
+    ) -> Self {
         let stop = record.stop_request();
         let JobRecord { job: mut status, request, admitted, saver_events, .. } = record;
         let admitted = admitted && !status.state.is_last();
         let (file, events) = EventFile::read(&jobs.join(status.id.to_string()));
         status.events = events;
         let job = Self::from_parts(status, file, request.clone(), request, jobs, true);
+        let job = Self { damage, ..job };
         job.saver_events.store(saver_events, Relaxed);
         job.stop.send_replace(stop);
         if admitted {
@@ -137,6 +128,7 @@ impl Job {
             status: Mutex::new(status),
             stop: watch::Sender::new(StopRequest::None),
             restored,
+            damage: None,
             mounting: Arc::default(),
             permit: Mutex::default(),
             volume_claim: Mutex::default(),
@@ -182,6 +174,11 @@ impl Job {
     /// Whether the job was started by an earlier run of the agent.
     pub fn is_restored(&self) -> bool {
         self.restored
+    }
+
+    /// Why its record can't be read, if it can't.
+    pub fn damage(&self) -> Option<&Failure> {
+        self.damage.as_ref()
     }
 
     /// The record of the job, as it is now.
@@ -301,7 +298,8 @@ impl Job {
 
     /// Whether the volume of its id is its own, and not that of another job which has the id. Touches the local disk.
     pub fn has_volume(&self) -> bool {
-        self.volume_created.load(Relaxed) || supervisor::started(&self.directory).is_some()
+        let is_known = !self.request.training.id().is_empty();
+        is_known && (self.volume_created.load(Relaxed) || supervisor::started(&self.directory).is_some())
     }
 
     /// Whether its commands have ended.

@@ -49,8 +49,11 @@ impl JobServices {
         job.write_record(|record| self.put_record(job, record))
     }
 
-    /// Writes `record`, that of `job`. Touches the local disk.
+    /// Writes `record`, that of `job`. One that can't be read is left alone: it may be of a newer release. Touches the local disk.
     pub(super) fn put_record(&self, job: &Job, record: &JobRecord) -> Result<()> {
+        if job.damage().is_some() {
+            return Ok(());
+        }
         self.records.put(&job.record_name(), record)
     }
 }

@@ -178,7 +178,15 @@ mod tests {
         let home = tempfile::tempdir().expect("a directory");
         let lock = supervisor::lock(home.path()).expect("a lock");
         let (covered, hiding, pid) = (Vec::new(), Vec::new(), std::process::id() as i32);
-        let own = SupervisorInfo { pid, namespace: 0, namespace_id: None, covered, hiding, boot: None };
+        let own = SupervisorInfo {
+            pid,
+            namespace: 0,
+            namespace_id: None,
+            covered,
+            hiding,
+            boot: None,
+            volume: None,
+        };
         let limit = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limit }).expect("less is allowed");
         let found = SupervisorProcess::find(home.path(), &own);

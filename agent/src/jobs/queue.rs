@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use super::job::Job;
 use super::job_run::JobRun;
 use super::job_services::JobServices;
+use super::last_jobs::LastJobs;
 use super::record::JobRecord;
 use super::supervisor::log;
 use super::validation;
@@ -82,10 +83,9 @@ impl JobQueue {
             (cache.join(JOB_RECORDS_DIRECTORY), Records::<JobRecord>::open(cache, "jobs")?);
         let made = CacheDirectory::open(cache)?.subdirectory(JOB_RECORDS_DIRECTORY);
         made.with_context(|| format!("cannot create {}", directory.display()))?;
-        let restore = |record| Arc::new(Job::restore(record, &directory, &admission));
-        let restored = records.all()?.into_iter().map(|(_, record)| restore(record));
-        let jobs: BTreeMap<_, _> = restored.map(|job| (job.id(), job)).collect();
-        let last = jobs.keys().last().copied().unwrap_or(0);
+        let LastJobs { jobs, last } = LastJobs::read(&records, &directory)?;
+        let restore = |(record, damage)| Arc::new(Job::restore(record, damage, &directory, &admission));
+        let jobs = jobs.into_iter().map(|(id, last)| (id, restore(last))).collect();
         let table = Mutex::new(JobTable { jobs, last });
         let services =
             JobServices { records, mounts, lifecycle, mirrors, admission, volumes, scrub_interval };

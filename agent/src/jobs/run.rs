@@ -87,7 +87,13 @@ impl JobRun {
                 if !job.is_admitted() && !job.has_exited() {
                     job.set_permit(self.services.admission.readmit());
                 }
+                if let Some(damage) = job.damage() {
+                    job.note(damage.message.as_str());
+                }
                 return self.supervise_and_save(&supervisor).await;
+            }
+            if let Some(damage) = job.damage() {
+                return Err(damage.clone()).into();
             }
             if !self.services.lifecycle.is_persistent() {
                 return Err(orphaned()).into();
@@ -333,6 +339,8 @@ fn outcome(job: &Job, RunEnd { exit, unsaved }: RunEnd) -> (JobState, Option<Job
         }
         // Checked first: commands that end with 0 because they are asked to have not completed.
         exit if job.is_stop_requested() => (JobState::Stopped, exit.ok(), unsaved),
+        // Whether all was done that it asked for is not known.
+        exit if job.damage().is_some() => (JobState::Failed, exit.ok(), job.damage().cloned()),
         Ok(exit) if exit.is_success() => (JobState::Completed, Some(exit), None),
         Ok(exit) => {
             let why = match (&exit.why, exit.code, exit.signal) {

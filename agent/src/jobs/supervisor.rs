@@ -115,6 +115,9 @@ pub struct SupervisorInfo {
     /// The boot in which it ran: in another one its numbers are somebody else's. Unknown for one of an older release.
     #[serde(default)]
     pub boot: Option<String>,
+    /// The directory of the job's own volume. Unknown for one of an older release.
+    #[serde(default)]
+    pub volume: Option<PathBuf>,
 }
 
 impl SupervisorInfo {
@@ -227,7 +230,8 @@ fn prepare(order: &SupervisorOrder, lock: File) -> Result<(JobDirectory, Supervi
         .with_context(|| format!("cannot run in the directory {workdir}"))?;
     let (namespace, namespace_id) = (namespace::number("self")?, namespace::unique_id("self"));
     let (pid, boot) = (std::process::id() as i32, bdnfs::boot::id_line().ok());
-    let started = SupervisorInfo { pid, namespace, namespace_id, covered, hiding, boot };
+    let volume = Some(order.volume.own.clone());
+    let started = SupervisorInfo { pid, namespace, namespace_id, covered, hiding, boot, volume };
     directory.write(STARTED_FILE, &started)?;
     Ok((directory, started))
 }
@@ -346,7 +350,7 @@ mod tests {
         let pid = child.id().to_string();
         let (namespace, namespace_id) = (namespace::number(&pid).unwrap(), namespace::unique_id(&pid));
         let (covered, hiding, boot) = (Vec::new(), Vec::new(), bdnfs::boot::id_line().ok());
-        SupervisorInfo { pid: 0, namespace, namespace_id, covered, hiding, boot }
+        SupervisorInfo { pid: 0, namespace, namespace_id, covered, hiding, boot, volume: None }
     }
 
     fn assert_killed(mut child: Child) {

@@ -84,7 +84,8 @@ impl MeasuredVolume {
             claim: None,
             shared: None,
         };
-        let scratch = services.volumes.config().scratch_limit.map(|limit| {
+        let scratch_limit = services.volumes.config().scratch_limit.filter(|_| job.has_volume());
+        let scratch = scratch_limit.map(|limit| {
             let directory = services.volume_of(job).scratch();
             new(SCRATCH_PLACE.to_owned(), directory, Some(limit), "scratch_limit in [volumes]")
         });

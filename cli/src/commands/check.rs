@@ -144,6 +144,17 @@ fn check_job(document: &Value, findings: &mut Diagnostics) {
             findings.warn(&place, format!("{text}; bdnfs job refuses it"));
         }
     }
+    let job = weights::job_commands(document);
+    let place = job.place.key("start_commands");
+    let is_known = findings.iter().any(|known| known.place.to_string().starts_with(&place.to_string()));
+    if job.has_runtime && job.start_commands.is_empty() && !is_known {
+        findings.reject(&place, "is empty, so the job has nothing to run; write its commands here");
+    }
+    if job.keep.is_some() && job.checkpoints.is_none() {
+        let text =
+            "has no effect, for the job saves no checkpoints; enable checkpointing_config, or leave it out";
+        findings.reject(&DocumentPath::default().key("keep"), text);
+    }
     for text in unsupported.ignored {
         findings.warn(&DocumentPath::default(), text);
     }
@@ -175,10 +186,12 @@ fn check_places(document: &Value, accepted: &mut Vec<AcceptedEntry>, findings: &
         check_place(&place, &load.download_folder, &mut places, findings);
     }
     let outside_caches = places.clone();
-    if let Some(config) = &job.checkpoints {
-        let path = config.checkpoint_path.as_deref().unwrap_or(Path::new(CHECKPOINT_PLACE));
-        let place = job.place.key("checkpointing_config").key("checkpoint_path");
-        check_place(&place, path, &mut places, findings);
+    let checkpoints = job.checkpoints.map(|config| {
+        let path = config.checkpoint_path.unwrap_or_else(|| CHECKPOINT_PLACE.into());
+        (job.place.key("checkpointing_config").key("checkpoint_path"), path)
+    });
+    if let Some((place, path)) = &checkpoints {
+        check_place(place, path, &mut places, findings);
     }
     // Another base is refused already.
     if let Some(cache) = cache.filter(|cache| weights::is_cache_base(&cache.mount_base_path)) {
@@ -188,6 +201,12 @@ fn check_places(document: &Value, accepted: &mut Vec<AcceptedEntry>, findings: &
                 check_place(&place, path, &mut places, findings);
             }),
             Err(error) => findings.reject(&place, error.to_string()),
+        }
+    }
+    if let Some((place, path)) = &checkpoints {
+        let all: Vec<_> = places.iter().map(PathBuf::as_path).collect();
+        if let Err(error) = jobs::check_checkpoint_path(path, &all) {
+            findings.reject(place, error.to_string());
         }
     }
 }

@@ -84,6 +84,11 @@ fn mounts(api: &mut OpenApi, agent: &AgentProcess, machine: &Machine) {
     api.fails(agent, ("POST", "/v1/mounts", ""), "{}", 400);
     let relative = json!({"source": source(machine, "source"), "mountpoint": "mnt"}).to_string();
     api.fails(agent, ("POST", "/v1/mounts", ""), &relative, 400);
+    for (key, value) in [("offlien", json!(true)), ("access", json!({"credentialz": "/x"}))] {
+        let mut unknown = json!({"source": source(machine, "source"), "mountpoint": place(&point)});
+        unknown[key] = value;
+        api.fails(agent, ("POST", "/v1/mounts", ""), &unknown.to_string(), 400);
+    }
     let nothing = json!({"source": "/no such directory", "mountpoint": place(&point)});
     api.fails(agent, ("POST", "/v1/mounts", ""), &nothing.to_string(), 404);
 }

@@ -31,5 +31,6 @@ mod saving;
 mod shared_caches;
 mod stop;
 mod truss_push;
+mod unreadable_records;
 mod unsaved_checkpoints;
 mod volumes;

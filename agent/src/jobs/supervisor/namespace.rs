@@ -181,27 +181,38 @@ fn unmount_foreign_mounts(jobs: &Path) -> Result<()> {
 }
 
 /// Refuses mount locations of one job that can't be: one whose path leads over a file or a dangling link, and two that are
-/// one directory. Those below another are left out, which covers what the host has there.
+/// one directory, or of which a link leads one into the other. Those below another are left out, which covers what the host has
+/// there.
 ///
 /// # Errors
 /// [`Kind::Invalid`]; [`Kind::Disk`] for one that can't be looked at.
 pub fn check_places(paths: &[&Path]) -> Result<()> {
-    let mut found = BTreeMap::new();
-    for path in paths {
-        if paths.iter().any(|other| other != path && path.starts_with(other)) {
+    let mut found = BTreeMap::<PathBuf, &Path>::new();
+    for &path in paths {
+        if paths.iter().any(|other| *other != path && path.starts_with(other)) {
             continue;
         }
         let place = MountLocation::find(path)
             .map_err(|e| e.context(format!("cannot mount at {}", path.display())))?;
-        if let Some(other) = found.insert(place.path(), path) {
-            let what = if path == other {
-                format!("mount location {} is used twice", path.display())
-            } else {
-                let (other, path, place) = (other.display(), path.display(), place.path());
-                format!("the mount locations {other} and {path} are one directory, {}", place.display())
+        let place = place.path();
+        let nests = |other: &&PathBuf| place.starts_with(other) || other.starts_with(&place);
+        if let Some((other_place, other)) = found.iter().find(|(other, _)| nests(other)) {
+            let (one, two, shown) = (other.display(), path.display(), place.display());
+            let what = match () {
+                () if path == *other => format!("mount location {two} is used twice"),
+                () if place == *other_place => {
+                    format!("the mount locations {one} and {two} are one directory, {shown}")
+                }
+                () => {
+                    let other_place = other_place.display();
+                    format!(
+                        "links lead the mount locations {one} and {two} into each other, to {other_place} and {shown}"
+                    )
+                }
             };
             return Err(invalid(format!("{what}; choose another for one of them")));
         }
+        found.insert(place, path);
     }
     Ok(())
 }

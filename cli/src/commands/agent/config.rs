@@ -144,6 +144,11 @@ impl ConfigFile {
         if let Some(path) = self.cache_dir.as_ref().filter(|path| !path.is_absolute()) {
             bail!("cache_dir {}: must be an absolute path", path.display());
         }
+        if self.cache_size.is_some_and(|size| size.as_u64() == 0) {
+            bail!(
+                "cache_size: must be more than 0; leave it out, and the cache uses all of the disk but the reserve"
+            );
+        }
         let own = CacheArgs::new(self.cache_dir, self.cache_size, self.reserve);
         let mut cache = cache.or(&own).open()?;
         cache.memory = self.memory.map(|size| size.as_u64());
@@ -300,6 +305,19 @@ mod tests {
         assert_eq!(named, Some(OtlpEndpoint::at("http://collector:4318").expect("a URL")));
         let error = crate::text::line(&collector("[telemetry]\notlp = \"collector\"").expect_err("no URL"));
         assert!(error.starts_with("telemetry.otlp: "), "{error}");
+    }
+
+    #[test]
+    fn setup_with_a_size_or_a_directory_that_means_nothing_fails_naming_its_key() {
+        for (text, words) in [
+            ("cache_size = \"0\"", "cache_size: must be more than 0"),
+            ("[volumes]\nupload_rate = \"0\"", "volumes.upload_rate: must be more than 0"),
+            ("[volumes]\ndir = \"/absent/../cache/v\"", "volumes.dir: has \"..\" in it"),
+            ("[projects]\nshared = true\ndir = \"/absent/../p\"", "projects.dir: has \"..\" in it"),
+        ] {
+            let error = crate::text::line(&setup(text).expect_err(text));
+            assert!(error.starts_with(words), "{error}");
+        }
     }
 
     #[test]

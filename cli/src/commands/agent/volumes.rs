@@ -1,10 +1,11 @@
 //! The sections of the agent's configuration for what jobs write.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use bdnfs::weights::has_parent;
 use bdnfs_agent::VolumeConfig;
 use bytesize::ByteSize;
 use serde::Deserialize;
@@ -69,6 +70,15 @@ impl VolumeSection {
     pub fn setup(self, projects: ProjectSection) -> Result<VolumeConfig> {
         if let Some(path) = self.dir.as_ref().filter(|path| !path.is_absolute()) {
             bail!("volumes.dir {}: must be an absolute path", path.display());
+        }
+        for (key, dir) in [("volumes.dir", &self.dir), ("projects.dir", &projects.dir)] {
+            let text = dir.as_deref().map(Path::to_string_lossy).unwrap_or_default();
+            if Path::new(&*text).components().any(|part| part == Component::ParentDir) {
+                bail!("{key}: {}", has_parent(&text));
+            }
+        }
+        if self.upload_rate.is_some_and(|rate| rate.as_u64() == 0) {
+            bail!("volumes.upload_rate: must be more than 0; leave it out, and there is no limit");
         }
         let defaults = VolumeConfig::default();
         if self.save_interval.is_some_and(|interval| interval.is_zero()) {

@@ -204,9 +204,72 @@ fn check_judges_repositories_in_a_training_cache_by_no_file_of_the_host() {
 #[test]
 fn check_rejects_a_keep_below_1() {
     let said = |keep: &str| {
-        let toml = format!("keep = {keep}\n[runtime]\nstart_commands = ['true']\n");
+        let toml = format!(
+            "keep = {keep}\n[runtime]\nstart_commands = ['true']\ncheckpointing_config = {{ enabled = true }}\n"
+        );
         format_report(&report(Format::Toml, &toml))
     };
     assert!(said("-1").contains("file:1: keep: must be at least 1"), "{}", said("-1"));
     assert!(!said("3").contains("keep"), "{}", said("3"));
+}
+
+#[test]
+fn check_rejects_a_job_without_commands_and_a_keep_without_checkpoints_as_submit_does() {
+    let said = |toml: &str| format_report(&report(Format::Toml, toml));
+    for runtime in
+        ["[runtime]\n", "[runtime]\nstart_commands = []\n", "[runtime]\nenvironment_variables = {}\n"]
+    {
+        let said = said(runtime);
+        assert!(
+            said.contains("runtime.start_commands: is empty, so the job has nothing to run"),
+            "{runtime}: {said}"
+        );
+    }
+    let wrong = said("[runtime]\nstart_commands = 'true'\n");
+    assert!(wrong.contains("start_commands") && !wrong.contains("is empty"), "{wrong}");
+    // Weights may be mounted without a job.
+    let weights = "[[weights]]\nsource = 's3://b/x'\nmount_location = '/m'\n";
+    assert!(report(Format::Toml, weights).accepted, "{}", said(weights));
+    let keep = said("keep = 3\n[runtime]\nstart_commands = ['true']\n");
+    assert!(keep.contains("file:1: keep: has no effect, for the job saves no checkpoints"), "{keep}");
+}
+
+#[test]
+fn check_rejects_what_lies_in_a_checkpoint_directory_or_leads_into_another_place() {
+    let home = tempfile::tempdir().unwrap();
+    let base = home.path().canonicalize().unwrap();
+    std::fs::create_dir_all(base.join("a/below")).unwrap();
+    std::os::unix::fs::symlink("a", base.join("link")).unwrap();
+    let said = |runtime: &str, mounts: &[&str]| {
+        let mut toml = format!("[runtime]\nstart_commands = ['true']\n{runtime}\n");
+        for mount in mounts {
+            toml.push_str(&format!("[[weights]]\nsource = 's3://b/x'\nmount_location = '{mount}'\n"));
+        }
+        format_report(&report(Format::Toml, &toml))
+    };
+    let saved =
+        |path: &str| format!("checkpointing_config = {{ enabled = true, checkpoint_path = '{path}' }}\n");
+    let loaded = "load_checkpoint_config = { enabled = true, download_folder = '/ckpts/loaded' }\n";
+    let cached = "cache_config = { enabled = true, mount_base_path = '/ckpts/c' }\n";
+    let inside = "lies in the checkpoint directory";
+    for (runtime, mounts) in [
+        (saved("/ckpts"), vec!["/ckpts/model"]),
+        (saved("/mnt"), vec![]),
+        (saved("/ckpts") + loaded, vec![]),
+        (saved("/ckpts") + cached, vec![]),
+    ] {
+        let said = said(&runtime, &mounts);
+        assert!(said.contains("checkpoint_path: /") && said.contains(inside), "{runtime}: {said}");
+    }
+    // What the job writes in these is in a volume of its own.
+    for (runtime, mounts) in [
+        (saved("/models/ckpts"), vec!["/models"]),
+        (saved("/mnt/bt-scratch/ckpts"), vec!["/mnt/bt-scratch/model"]),
+    ] {
+        let said = said(&runtime, &mounts);
+        assert!(!said.lines().any(|line| line.starts_with("file:") && !line.contains("accepted")), "{said}");
+    }
+    let (real, linked) = (base.join("a"), base.join("link/below"));
+    let said = said("", &[real.to_str().unwrap(), linked.to_str().unwrap()]);
+    assert!(said.contains("weights[1].mount_location: links lead the mount locations"), "{said}");
 }

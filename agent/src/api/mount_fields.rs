@@ -1,0 +1,64 @@
+//! The fields of a mount request as they are read: one by one, so that a reader sees which are unknown. Flattened ones hide that.
+
+use std::path::PathBuf;
+
+use bdnfs::source::{Access, Secret, TreeLayout};
+use serde::Deserialize;
+
+use super::{MirrorRequest, MountBackend, MountRequest, Weights};
+
+/// The fields of [`Weights`] and [`MountRequest`].
+#[derive(Deserialize)]
+pub(super) struct MountFields {
+    source: Secret,
+    mountpoint: PathBuf,
+    #[serde(default)]
+    allow: Option<Vec<String>>,
+    #[serde(default)]
+    ignore: Vec<String>,
+    #[serde(default)]
+    access: Access,
+    #[serde(default)]
+    layout: Option<TreeLayout>,
+    #[serde(default)]
+    tenant: Option<String>,
+    #[serde(default)]
+    mirror: Option<MirrorRequest>,
+    #[serde(default)]
+    direct: bool,
+    #[serde(default)]
+    offline: bool,
+    #[serde(default)]
+    snapshot: Option<String>,
+    #[serde(default)]
+    allow_other: bool,
+    #[serde(default)]
+    uid: Option<u32>,
+    #[serde(default)]
+    gid: Option<u32>,
+    #[serde(default)]
+    via: Option<MountBackend>,
+    #[serde(default)]
+    cache_size: Option<u64>,
+}
+
+impl From<MountFields> for MountRequest {
+    fn from(fields: MountFields) -> Self {
+        let MountFields { source, mountpoint, allow, ignore, access, layout, .. } = fields;
+        let MountFields {
+            tenant,
+            mirror,
+            direct,
+            offline,
+            snapshot,
+            allow_other,
+            uid,
+            gid,
+            via,
+            cache_size,
+            ..
+        } = fields;
+        let weights = Weights { source, mountpoint, allow, ignore, access, layout };
+        Self { weights, tenant, mirror, direct, offline, snapshot, allow_other, uid, gid, via, cache_size }
+    }
+}
