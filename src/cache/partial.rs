@@ -311,8 +311,13 @@ fn open_map(layout: &Layout, key: &Key, size: u64, sound: bool) -> Result<(File,
             Presence::none(blocks)
         }
     };
-    // The words first, then the stamp that vouches for those among them that say "present".
     map.set_len(presence::check_at(blocks, blocks)).map_err(fault)?;
+    for first in (0..blocks).step_by(64).filter(|first| presence.pair(*first).1 != [0; 16]) {
+        let len = 32 * (blocks - first).min(64) as usize;
+        let checks = io::read(&map, presence::check_at(blocks, first), len).map_err(fault)?;
+        presence.forget_unchecked(first, &checks);
+    }
+    // The words first, then the stamp that vouches for those among them that say "present".
     io::write(&map, presence::MAP_HEADER_BYTES, &presence.pairs()).map_err(fault)?;
     io::write(&map, 0, &presence::header(size, layout.stamp())).map_err(fault)?;
     Ok((map, presence))

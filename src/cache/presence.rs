@@ -18,6 +18,8 @@
 //! cache or on the disk. Under another stamp it becomes a doubted one: the block counts as there only once its bytes
 //! have been held against its check again. A bit that reached the disk before its content, or its check, then costs
 //! one block, never a wrong byte.
+//!
+//! The map has no check of its own. But a check of zeros is none that a block has: a bit set without one is rot, and not believed.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -113,6 +115,16 @@ impl Presence {
         self.doubted[word].fetch_or(bit, Relaxed);
         if self.present[word].fetch_and(!bit, std::sync::atomic::Ordering::AcqRel) & bit != 0 {
             self.missing.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
+        }
+    }
+
+    /// Marks the blocks as absent whose `checks`, those of the word that block `first` begins, are zeros.
+    pub fn forget_unchecked(&self, first: u64, checks: &[u8]) {
+        for (index, check) in (first..).zip(checks.as_chunks::<32>().0) {
+            if *check == [0; 32] {
+                self.doubt(index);
+                self.set_present(index, false);
+            }
         }
     }
 

@@ -15,10 +15,12 @@ use super::draft::Draft;
 use super::keys::ObjectKind;
 use super::record::{MirrorRecord, decode_recipe, encode_recipe};
 use crate::digest::Digest;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 
 /// The largest object that a store copies by one request: 5 GiB on S3.
 const MAX_COPY_BYTES: u64 = 5 << 30;
+/// How often a record is created that is said to be there and is not: one that was deleted meanwhile, or damaged.
+const RECORD_ATTEMPT_LIMIT: u32 = 2;
 
 impl Mirror {
     /// The blob that was made from `recipe`; `None` when it isn't there. It is dated `since` or later.
@@ -134,11 +136,19 @@ impl Mirror {
     /// Makes the record of a blob that is there, and returns the valid one: another run's, if that was faster.
     async fn create_record(&self, record: MirrorRecord) -> Result<MirrorRecord> {
         let key = self.key(ObjectKind::Records, &record.digest);
-        if self.create(&key, record.encode().into(), None).await? {
-            return Ok(record);
+        for _ in 0..RECORD_ATTEMPT_LIMIT {
+            if self.create(&key, record.encode().into(), None).await? {
+                return Ok(record);
+            }
+            if let Some(theirs) = self.record(&record.digest, DateTime::UNIX_EPOCH).await? {
+                return Ok(theirs);
+            }
         }
-        let got = self.get(&key).await?;
-        Ok(got.and_then(|got| MirrorRecord::decode(&got.bytes, &record.digest)).unwrap_or(record))
+        let text = format!(
+            "cannot write {}: the service says that it exists, but it does not; try again",
+            self.url_of(&key)
+        );
+        Err(Error::new(Kind::Unavailable, text))
     }
 
     /// Notes that the blob `made` was made from `recipe`.

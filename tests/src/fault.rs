@@ -9,7 +9,9 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, LOCATION, RANGE, RETRY_AFTER};
+use axum::http::header::{
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, IF_NONE_MATCH, LOCATION, RANGE, RETRY_AFTER,
+};
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -17,7 +19,8 @@ use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, future, stream};
 use parking_lot::Mutex;
 
-/// The faults of a server's answers to GET, or with [latency](ServerFault::Latency) to any request.
+/// The faults of a server's answers to GET; of one kind to writes on a condition; with [latency](ServerFault::Latency) to any
+/// request.
 #[derive(Clone, Debug)]
 pub enum ServerFault {
     /// It answers a request for a range with the whole file and 200.
@@ -48,6 +51,8 @@ pub enum ServerFault {
     Redirect(String),
     /// It answers any request after this latency, as a store that is not on this machine.
     Latency(Duration),
+    /// It answers a write on a condition with 412, and does not do it.
+    UnmetCondition,
 }
 
 /// The switch of a server's faults. Clones are handles to one and the same.
@@ -80,9 +85,15 @@ impl Faults {
         self.1.fetch_xor(true, Ordering::Relaxed)
     }
 
-    fn next(&self, method: &Method) -> Option<ServerFault> {
+    fn next(&self, request: &Request) -> Option<ServerFault> {
         let mut set = self.0.lock();
-        let meets = |fault: &ServerFault| method == Method::GET || matches!(fault, ServerFault::Latency(_));
+        let meets = |fault: &ServerFault| match fault {
+            ServerFault::Latency(_) => true,
+            ServerFault::UnmetCondition => {
+                request.headers().contains_key(IF_NONE_MATCH) && request.method() == Method::PUT
+            }
+            _ => request.method() == Method::GET,
+        };
         let (fault, times) = set.as_mut().filter(|(fault, times)| *times > 0 && meets(fault))?;
         *times -= 1;
         Some(fault.clone())
@@ -90,12 +101,13 @@ impl Faults {
 }
 
 async fn spoil(State(faults): State<Faults>, mut request: Request, next: Next) -> Response {
-    match faults.next(request.method()) {
+    match faults.next(&request) {
         None => next.run(request).await,
         Some(ServerFault::Latency(wait)) => {
             tokio::time::sleep(wait).await;
             next.run(request).await
         }
+        Some(ServerFault::UnmetCondition) => StatusCode::PRECONDITION_FAILED.into_response(),
         Some(ServerFault::IgnoreRange) => {
             request.headers_mut().remove(RANGE);
             next.run(request).await

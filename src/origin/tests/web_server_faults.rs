@@ -1,13 +1,14 @@
 //! Web servers that fail, redirect, or send other bytes than asked for.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicIsize, Ordering};
 
-use axum::http::StatusCode;
-use axum::response::{IntoResponse, Redirect};
+use axum::http::{Method, StatusCode};
+use axum::response::{Html, IntoResponse, Redirect, Response};
 use url::Url;
 
 use super::web_server::{fetched, site, sums};
 use crate::blob::{Blob, WHOLE_MARK};
+use crate::block::BLOCK;
 use crate::error::Kind;
 use crate::origin::web::WebOrigin;
 use crate::source::Access;
@@ -25,6 +26,46 @@ async fn web_server_that_fails_once_is_asked_again() {
         first.then(|| StatusCode::BAD_GATEWAY.into_response())
     });
     assert_eq!(pinned(&site.origin, "x").await.expect("pinned").size, 3);
+}
+
+#[tokio::test]
+async fn web_probe_that_contradicts_head_is_repeated_then_refused() {
+    const SIZE: usize = (BLOCK + 3) as usize;
+    let other_responses: [fn() -> Response; 6] = [
+        || {
+            let headers = [("content-range", "bytes 0-0/99"), ("etag", "\"v0\"")];
+            (StatusCode::PARTIAL_CONTENT, headers, "x").into_response()
+        },
+        || Html("<html>Please wait</html>").into_response(),
+        || ([("etag", "\"portal\"")], "<html>Please wait</html>").into_response(),
+        || Redirect::temporary("/portal").into_response(),
+        || StatusCode::RANGE_NOT_SATISFIABLE.into_response(),
+        || ([("etag", "\"other\"")], vec![0; SIZE]).into_response(),
+    ];
+    for (number, other) in other_responses.into_iter().enumerate() {
+        let site = site("x").await;
+        site.server.put("x", vec![7; SIZE]);
+        site.server.put("portal", "Please log in");
+        let expected = pinned(&site.origin, "x").await.expect("pinned");
+        assert_eq!(expected.size, SIZE as u64);
+        for (times, is_listed) in [(1, true), (isize::MAX, false)] {
+            let left = AtomicIsize::new(times);
+            site.server.rule(move |request| {
+                let is_probe = request.method() == Method::GET && request.uri().path() == "/x";
+                (is_probe && left.fetch_sub(1, Ordering::Relaxed) > 0).then(other)
+            });
+            match pinned(&site.origin, "x").await {
+                Ok(listed) => {
+                    let is_same = (listed.size, &listed.version) == (expected.size, &expected.version);
+                    assert!(is_listed && is_same, "{number}: {listed:?}");
+                }
+                Err(error) => {
+                    let is_told = error.to_string().contains("responses to HEAD and to GET have different ");
+                    assert!(!is_listed && is_told, "{number}: {error}");
+                }
+            }
+        }
+    }
 }
 
 #[tokio::test]

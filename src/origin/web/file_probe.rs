@@ -71,6 +71,7 @@ impl FileProbe {
                             Err(error) if probe.encoded => return Err(error),
                             Err(_) => return Ok(probe),
                         };
+                        probe.agree(&first)?;
                         web.has_ranges.fetch_or(!first.whole, Ordering::Relaxed);
                         Ok(first)
                     }
@@ -78,6 +79,27 @@ impl FileProbe {
                 }
             }
         }
+    }
+
+    /// Checks that the `first` byte is of the file whose headers these are. A response that is not, such as a page of a proxy,
+    /// may be the only one.
+    fn agree(&self, first: &Self) -> Result<()> {
+        if self.encoded || first.encoded {
+            return Ok(());
+        }
+        let how = if self.size != first.size {
+            format!("sizes: {} and {} bytes", self.size, first.size)
+        } else if let (Some(told), Some(sent)) = (&self.validator, &first.validator)
+            && told.contradicts(sent)
+        {
+            format!("versions: {} and {}", told.encode(), sent.encode())
+        } else {
+            return Ok(());
+        };
+        let text = format!(
+            "the server's responses to HEAD and to GET have different {how}; try again, or check the server"
+        );
+        Err(Error::new(Kind::Unavailable, text))
     }
 
     async fn first_byte(web: &WebOrigin, url: Url) -> Result<Self> {

@@ -89,6 +89,17 @@ impl Validator {
             Self::Sha256(_) | Self::Unpinned(_) => true,
         }
     }
+
+    /// Whether two responses of one moment, of which these are the identities, are of different versions.
+    pub(super) fn contradicts(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Etag(one), Self::Etag(other)) => one != other,
+            (Self::Modified(one, weak), Self::Modified(other, other_weak)) => {
+                one != other || weak.is_some() && other_weak.is_some() && weak != other_weak
+            }
+            _ => false,
+        }
+    }
 }
 
 #[cfg(test)]

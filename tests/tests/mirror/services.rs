@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use bdnfs_tests::MIB;
 use bdnfs_tests::command_output::CommandOutput;
+use bdnfs_tests::fault::ServerFault;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::assert_same_tree;
@@ -92,4 +93,19 @@ fn mirror_is_reached_without_the_proxies_of_the_environment() {
     let point = machine.mount_with("s3://bucket", "mnt", &["--mirror", "s3://mirror", "--wait"]);
     assert_same_tree(&env.bucket(), &point);
     machine.umount(&point);
+}
+
+#[test]
+fn mirror_add_whose_record_is_said_to_exist_writes_it_or_fails() {
+    let env = TestEnv::new();
+    env.put("small", 100);
+    env.mirror();
+    env.put("more", 101);
+    env.s3.faults.set(ServerFault::UnmetCondition);
+    let refused = run(&env.machine, ADD);
+    assert!(refused.code.is_some_and(|code| code != 0), "{}", refused.err);
+    assert!(refused.err.contains("the service says that it exists, but it does not"), "{}", refused.err);
+    env.s3.faults.times(ServerFault::UnmetCondition, 1);
+    run(&env.machine, ADD).succeeds();
+    run(&env.machine, "mirror verify --deep --mirror s3://mirror").succeeds();
 }
