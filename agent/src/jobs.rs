@@ -34,5 +34,4 @@ mod validation;
 mod volume_limits;
 
 pub use job_caches::check_cache_places;
-pub use job_volume::check_checkpoint_path;
 pub use queue::JobQueue;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Component, Path, PathBuf};
 
-use bdnfs::error::{Error, Kind, Result};
+use bdnfs::error::Result;
 use bdnfs::source::Secret;
 
 use super::job::Job;
@@ -92,23 +92,6 @@ pub fn variables(job: &Job) -> BTreeMap<String, Secret> {
     let caches = request.cache.iter().flat_map(job_caches::variables);
     let all = variables.into_iter().chain(checkpoints).chain(loaded).chain(caches);
     all.map(|(name, value)| (name.to_owned(), Secret::new(value))).collect()
-}
-
-/// Refuses a checkpoint directory in which other `places` of its job lie: they would be saved and listed as checkpoints.
-///
-/// # Errors
-/// [`Kind::Invalid`].
-pub fn check_checkpoint_path(checkpoints: &Path, places: &[&Path]) -> Result<()> {
-    match places.iter().find(|place| **place != checkpoints && place.starts_with(checkpoints)) {
-        Some(place) => {
-            let (place, checkpoints) = (place.display(), checkpoints.display());
-            let text = format!(
-                "{place} lies in the checkpoint directory {checkpoints}; choose another place for one of them"
-            );
-            Err(Error::new(Kind::Invalid, text))
-        }
-        None => Ok(()),
-    }
 }
 
 /// The path at which a job sees its checkpoint directory, if it has one.

@@ -9,7 +9,7 @@ use bdnfs::source::{SecretStore, Uri, tenant};
 use bdnfs::weights::{check_label, check_locations, check_volume_path};
 
 use super::job_caches;
-use super::job_volume::{check_checkpoint_path, checkpoint_path};
+use super::job_volume::checkpoint_path;
 use super::mount_requests::mount_requests;
 use super::supervisor::check_places;
 use crate::api::job::{JobRequest, TrainingCache, Variable};
@@ -51,9 +51,7 @@ pub fn check(
     let caches = caches.iter().map(PathBuf::as_path);
     let places: Vec<_> =
         places.into_iter().chain(own.into_iter().filter_map(|(_, place)| place)).chain(caches).collect();
-    let all = [&places[..], &[Path::new(SCRATCH_PLACE)]].concat();
-    check_places(&all)?;
-    saved.as_deref().map_or(Ok(()), |saved| check_checkpoint_path(saved, &all))?;
+    check_places(&[&places[..], &[Path::new(SCRATCH_PLACE)]].concat())?;
     check_workdir(&request.workdir, &places)?;
     for mount in &mount_requests(mounter, request, |number| request.weights[number].mountpoint.clone())? {
         mounter.check(mount).map_err(|e| {

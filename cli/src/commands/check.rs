@@ -186,12 +186,10 @@ fn check_places(document: &Value, accepted: &mut Vec<AcceptedEntry>, findings: &
         check_place(&place, &load.download_folder, &mut places, findings);
     }
     let outside_caches = places.clone();
-    let checkpoints = job.checkpoints.map(|config| {
-        let path = config.checkpoint_path.unwrap_or_else(|| CHECKPOINT_PLACE.into());
-        (job.place.key("checkpointing_config").key("checkpoint_path"), path)
-    });
-    if let Some((place, path)) = &checkpoints {
-        check_place(place, path, &mut places, findings);
+    if let Some(config) = &job.checkpoints {
+        let path = config.checkpoint_path.as_deref().unwrap_or(Path::new(CHECKPOINT_PLACE));
+        let place = job.place.key("checkpointing_config").key("checkpoint_path");
+        check_place(&place, path, &mut places, findings);
     }
     // Another base is refused already.
     if let Some(cache) = cache.filter(|cache| weights::is_cache_base(&cache.mount_base_path)) {
@@ -201,12 +199,6 @@ fn check_places(document: &Value, accepted: &mut Vec<AcceptedEntry>, findings: &
                 check_place(&place, path, &mut places, findings);
             }),
             Err(error) => findings.reject(&place, error.to_string()),
-        }
-    }
-    if let Some((place, path)) = &checkpoints {
-        let all: Vec<_> = places.iter().map(PathBuf::as_path).collect();
-        if let Err(error) = jobs::check_checkpoint_path(path, &all) {
-            findings.reject(place, error.to_string());
         }
     }
 }

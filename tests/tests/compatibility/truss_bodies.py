@@ -193,6 +193,7 @@ def refused(job):
     for section, key in [("checkpointing_config", "checkpoint_path"), ("load_checkpoint_config", "download_folder")]:
         path = is_enabled(job, section) and job["runtime"][section][key]
         asked += [f"runtime.{section}.{key}"] * bool(path and not path.startswith("/"))
+    asked += ["runtime.start_commands"] * (job["runtime"]["start_commands"] == [])
     return asked + ["compute.node_count"] * (job["compute"]["node_count"] != 1)
 
 

@@ -235,41 +235,16 @@ fn check_rejects_a_job_without_commands_and_a_keep_without_checkpoints_as_submit
 }
 
 #[test]
-fn check_rejects_what_lies_in_a_checkpoint_directory_or_leads_into_another_place() {
+fn check_rejects_a_place_that_a_link_leads_into_another() {
     let home = tempfile::tempdir().unwrap();
     let base = home.path().canonicalize().unwrap();
     std::fs::create_dir_all(base.join("a/below")).unwrap();
     std::os::unix::fs::symlink("a", base.join("link")).unwrap();
-    let said = |runtime: &str, mounts: &[&str]| {
-        let mut toml = format!("[runtime]\nstart_commands = ['true']\n{runtime}\n");
-        for mount in mounts {
-            toml.push_str(&format!("[[weights]]\nsource = 's3://b/x'\nmount_location = '{mount}'\n"));
-        }
-        format_report(&report(Format::Toml, &toml))
-    };
-    let saved =
-        |path: &str| format!("checkpointing_config = {{ enabled = true, checkpoint_path = '{path}' }}\n");
-    let loaded = "load_checkpoint_config = { enabled = true, download_folder = '/ckpts/loaded' }\n";
-    let cached = "cache_config = { enabled = true, mount_base_path = '/ckpts/c' }\n";
-    let inside = "lies in the checkpoint directory";
-    for (runtime, mounts) in [
-        (saved("/ckpts"), vec!["/ckpts/model"]),
-        (saved("/mnt"), vec![]),
-        (saved("/ckpts") + loaded, vec![]),
-        (saved("/ckpts") + cached, vec![]),
-    ] {
-        let said = said(&runtime, &mounts);
-        assert!(said.contains("checkpoint_path: /") && said.contains(inside), "{runtime}: {said}");
+    let mut toml = "[runtime]\nstart_commands = ['true']\n".to_owned();
+    for place in ["a", "link/below"] {
+        let place = base.join(place);
+        toml.push_str(&format!("[[weights]]\nsource = 's3://b/x'\nmount_location = {place:?}\n"));
     }
-    // What the job writes in these is in a volume of its own.
-    for (runtime, mounts) in [
-        (saved("/models/ckpts"), vec!["/models"]),
-        (saved("/mnt/bt-scratch/ckpts"), vec!["/mnt/bt-scratch/model"]),
-    ] {
-        let said = said(&runtime, &mounts);
-        assert!(!said.lines().any(|line| line.starts_with("file:") && !line.contains("accepted")), "{said}");
-    }
-    let (real, linked) = (base.join("a"), base.join("link/below"));
-    let said = said("", &[real.to_str().unwrap(), linked.to_str().unwrap()]);
+    let said = format_report(&report(Format::Toml, &toml));
     assert!(said.contains("weights[1].mount_location: links lead the mount locations"), "{said}");
 }
