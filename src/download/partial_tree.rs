@@ -2,16 +2,17 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io::ErrorKind;
+use std::fs::{File, Permissions};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use rustix::fs::FallocateFlags;
+use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::PartialDirectory;
@@ -29,6 +30,8 @@ const HOLE_BYTES: usize = 64 << 10;
 pub(super) struct PartialTree {
     manifest: Arc<Manifest>,
     place: PartialDirectory,
+    /// The directory that all paths begin at: with its own, those that Linux just allows would be too long.
+    root: OwnedFd,
     /// The entries that are wanted, the root first.
     entries: Vec<u32>,
     /// The files that are slices of each blob.
@@ -45,28 +48,29 @@ impl PartialTree {
         paths: Option<&BTreeSet<Vec<u8>>>,
     ) -> Result<Self> {
         let place = PartialDirectory::create(directory, &paths.map_or(*id, |paths| content_of(id, paths)))?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let root = rustix::fs::openat(CWD, place.path(), flags, Mode::empty())
+            .map_err(|e| Error::disk(format!("cannot open {}", place.path().display()), e.into()))?;
         let entries = match paths {
             None => (0..manifest.entries()).collect(),
             Some(paths) => entries_at(&manifest, paths)?,
         };
-        let mut tree = Self { manifest, place, entries, files: HashMap::new() };
+        let mut tree = Self { manifest, place, root, entries, files: HashMap::new() };
         for index in tree.entries.clone() {
             match tree.manifest.entry(index)?.node {
                 Node::File(slice) => {
                     if !is_in_one_block(&slice) {
                         let (path, len) = (tree.path(index)?, slice.len);
-                        let file = open(&path).and_then(|file| file.set_len(len));
-                        file.map_err(|e| Error::disk(format!("cannot create {}", path.display()), e))?;
+                        let file = tree.open_to_write(&path).and_then(|file| file.set_len(len));
+                        file.map_err(|e| tree.fault("create", &path, e))?;
                     }
                     tree.files.entry(slice.blob).or_default().push((index, slice));
                 }
                 Node::Directory(_) if index > 0 => {
                     let path = tree.path(index)?;
-                    match DirBuilder::new().mode(0o700).create(&path) {
-                        Err(e) if e.kind() != ErrorKind::AlreadyExists => {
-                            return Err(Error::disk(format!("cannot create {}", path.display()), e));
-                        }
-                        _ => {}
+                    match rustix::fs::mkdirat(&tree.root, &path[..], Mode::RWXU) {
+                        Ok(()) | Err(Errno::EXIST) => {}
+                        Err(error) => return Err(tree.fault("create", &path, error.into())),
                     }
                 }
                 _ => {}
@@ -111,7 +115,7 @@ impl PartialTree {
             }
         };
         let path = self.path(single)?;
-        let file = File::open(&path).map_err(|e| Error::disk(path.display().to_string(), e))?;
+        let file = self.open_to_read(&path).map_err(|e| self.fault("open", &path, e))?;
         let is_empty = file.metadata().is_ok_and(|found| found.blocks() == 0);
         let is_right = |index: u64| {
             let mut bytes = vec![0; block::len(blob.size, index) as usize];
@@ -131,11 +135,12 @@ impl PartialTree {
             let bytes =
                 &block.bytes()[(part.range.start - start) as usize..(part.range.end - start) as usize];
             let written = if is_in_one_block(&part.slice) {
-                write_whole(&path, bytes, &self.manifest.entry(part.entry)?)
+                self.write_whole(&path, bytes, &self.manifest.entry(part.entry)?)
             } else {
-                open(&path).and_then(|file| write_sparse(&file, bytes, part.range.start - part.slice.offset))
+                let file = self.open_to_write(&path);
+                file.and_then(|file| write_sparse(&file, bytes, part.range.start - part.slice.offset))
             };
-            written.map_err(|e| Error::disk(format!("cannot write {}", path.display()), e))?;
+            written.map_err(|e| self.fault("write", &path, e))?;
         }
         Ok(())
     }
@@ -160,13 +165,13 @@ impl PartialTree {
                 continue;
             }
             let path = self.path(index)?;
-            let failed = |e| Error::disk(format!("cannot finish {}", path.display()), e);
+            let failed = |e| self.fault("finish", &path, e);
             if let Node::Symlink(target) = entry.node {
-                let _ = fs::remove_file(&path);
-                symlink(OsStr::from_bytes(target), &path).map_err(failed)?;
+                let _ = rustix::fs::unlinkat(&self.root, &path[..], AtFlags::empty());
+                rustix::fs::symlinkat(target, &self.root, &path[..]).map_err(|e| failed(e.into()))?;
                 continue;
             }
-            let file = File::open(&path).map_err(failed)?;
+            let file = self.open_to_read(&path).map_err(failed)?;
             file.set_permissions(Permissions::from_mode(mode(&entry))).map_err(failed)?;
             // A time that the disk can't have is no reason to fail.
             let _ = time(entry.mtime).map(|time| file.set_modified(time));
@@ -174,11 +179,46 @@ impl PartialTree {
         self.place.finish()
     }
 
-    /// The path of entry `index` meanwhile. Names in a manifest hold no slash and are no dots.
-    fn path(&self, index: u32) -> Result<PathBuf> {
-        let below = self.manifest.path(index)?;
-        let root = self.place.path();
-        Ok(if below.is_empty() { root.to_owned() } else { root.join(OsStr::from_bytes(&below)) })
+    /// The path of entry `index` below the directory. Names in a manifest hold no slash and are no dots.
+    fn path(&self, index: u32) -> Result<Vec<u8>> {
+        let path = self.manifest.path(index)?;
+        Ok(if path.is_empty() { b".".to_vec() } else { path })
+    }
+
+    fn fault(&self, what: &str, path: &[u8], error: io::Error) -> Error {
+        let path = self.place.path().join(OsStr::from_bytes(path));
+        Error::disk(format!("cannot {what} {}", path.display()), error)
+    }
+
+    /// Opens what lies at `path`, and never what a link leads to.
+    fn open_at(&self, path: &[u8], flags: OFlags, mode: u32) -> io::Result<File> {
+        let (flags, mode) = (flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::from_raw_mode(mode));
+        Ok(rustix::fs::openat(&self.root, path, flags, mode)?.into())
+    }
+
+    fn open_to_read(&self, path: &[u8]) -> io::Result<File> {
+        self.open_at(path, OFlags::RDONLY, 0)
+    }
+
+    /// Opens a file for writing, and makes it if it is not there.
+    fn open_to_write(&self, path: &[u8]) -> io::Result<File> {
+        self.open_at(path, OFlags::WRONLY | OFlags::CREATE, 0o600)
+    }
+
+    /// Writes a file that is `entry` with its time and mode, opening it once: most of the time of a tree of small files goes there.
+    /// The directory that it lies in is the owner's alone until it is whole.
+    fn write_whole(&self, path: &[u8], bytes: &[u8], entry: &Entry<'_>) -> io::Result<()> {
+        let mode = mode(entry);
+        let file = self.open_at(path, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC, mode)?;
+        // The umask takes some of them, and an earlier run may have made it.
+        if file.metadata()?.mode() & 0o7777 != mode {
+            file.set_permissions(Permissions::from_mode(mode))?;
+        }
+        file.set_len(bytes.len() as u64)?;
+        write_sparse(&file, bytes, 0)?;
+        // A time that the disk can't have is no reason to fail.
+        let _ = time(entry.mtime).map(|time| file.set_modified(time));
+        Ok(())
     }
 }
 
@@ -228,27 +268,9 @@ fn mode(entry: &Entry<'_>) -> u32 {
     if matches!(entry.node, Node::Directory(_)) || entry.executable { 0o755 } else { 0o644 }
 }
 
-/// Writes a file that is `entry` with its time and mode, opening it once: most of the time of a tree of small files goes there. The
-/// directory that it lies in is the owner's alone until it is whole.
-fn write_whole(path: &Path, bytes: &[u8], entry: &Entry<'_>) -> std::io::Result<()> {
-    let mode = mode(entry);
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(mode).custom_flags(libc::O_NOFOLLOW);
-    let file = options.open(path)?;
-    // The umask takes some of them, and an earlier run may have made it.
-    if file.metadata()?.mode() & 0o7777 != mode {
-        file.set_permissions(Permissions::from_mode(mode))?;
-    }
-    file.set_len(bytes.len() as u64)?;
-    write_sparse(&file, bytes, 0)?;
-    // A time that the disk can't have is no reason to fail.
-    let _ = time(entry.mtime).map(|time| file.set_modified(time));
-    Ok(())
-}
-
 /// Writes `bytes` at `offset` of a file that is as long already, zeros as holes where there are many: they occupied nothing where a
 /// sparse file was mirrored, either.
-fn write_sparse(file: &File, bytes: &[u8], offset: u64) -> std::io::Result<()> {
+fn write_sparse(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     let (mut begin, mut end) = (0, 0);
     for piece in bytes.chunks(HOLE_BYTES) {
         if piece.len() == HOLE_BYTES && piece.iter().all(|byte| *byte == 0) {
@@ -262,19 +284,13 @@ fn write_sparse(file: &File, bytes: &[u8], offset: u64) -> std::io::Result<()> {
 }
 
 /// Makes a hole of the `zeros` at `offset`. An interrupted run may have left something else there.
-fn make_hole(file: &File, zeros: &[u8], offset: u64) -> std::io::Result<()> {
+fn make_hole(file: &File, zeros: &[u8], offset: u64) -> io::Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     match rustix::fs::fallocate(file, flags, offset, zeros.len() as u64) {
         // The file system has no holes.
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.write_all_at(zeros, offset),
         made => Ok(made?),
     }
-}
-
-/// Opens a file for writing, and never what a link leads to.
-fn open(path: &Path) -> std::io::Result<File> {
-    let flags = libc::O_NOFOLLOW;
-    OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).custom_flags(flags).open(path)
 }
 
 /// A time of a manifest.

@@ -5,7 +5,7 @@ use std::fmt;
 /// The reason for which an entry is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SkipReason {
-    /// A file or directory whose path is too long to be opened.
+    /// A file, directory or link whose path is too long to be opened.
     LongPath,
     /// An entry on another file system.
     OtherFileSystem,

@@ -9,6 +9,8 @@ use crate::volumes::cache_sync::{PulledCache, SavedCache};
 
 /// How many names a note lists.
 const MAX_SHOWN_PATHS: usize = 5;
+/// How many bytes of each it shows.
+const MAX_SHOWN_PATH_BYTES: usize = 160;
 
 /// The home as commands of `bdnfs project` name it.
 fn argument(home: &CacheHome) -> String {
@@ -78,11 +80,16 @@ pub fn note_saved(user: &impl HomeUser, home: &CacheHome, saved: &SavedCache, to
 
 /// Paths for a note, the first ones.
 fn names(paths: &[Vec<u8>]) -> String {
-    let shown: Vec<_> =
-        paths.iter().take(MAX_SHOWN_PATHS).map(|path| path.escape_ascii().to_string()).collect();
+    let shown: Vec<_> = paths.iter().take(MAX_SHOWN_PATHS).map(|path| shown_path(path)).collect();
     let more = paths.len().saturating_sub(MAX_SHOWN_PATHS);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     shown.join(", ") + &more
+}
+
+/// A path for a note, the beginning of a long one.
+fn shown_path(path: &[u8]) -> String {
+    let (begin, rest) = path.split_at(path.len().min(MAX_SHOWN_PATH_BYTES));
+    format!("{}{}", begin.escape_ascii(), if rest.is_empty() { "" } else { "..." })
 }
 
 /// Why a home that was written when the node restarted is not saved, and what to do.

@@ -1,6 +1,7 @@
 //! Homes of two nodes and one mirror.
 
 mod begun_homes;
+mod odd_trees;
 mod unseen_changes;
 
 use std::collections::BTreeMap;
@@ -28,8 +29,13 @@ struct HomeNode {
 
 impl HomeNode {
     fn new(mirror: &Path) -> Self {
+        Self::with_volumes(mirror, Path::new(""))
+    }
+
+    /// A node whose volumes lie at the path `volumes` below a directory of its own.
+    fn with_volumes(mirror: &Path, volumes: &Path) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let home = CacheHome::new(directory.path(), "t", CacheScope::Project, "p");
+        let home = CacheHome::new(&directory.path().join(volumes), "t", CacheScope::Project, "p");
         let mirror =
             Mirror::open(&Uri::File(mirror.to_owned()), &Access::default(), "t", directory.path().to_owned());
         Self { home, mirror: mirror.unwrap(), _directory: directory }

@@ -1,0 +1,63 @@
+//! Homes with paths that are as long as can be.
+
+use bdnfs::volume::{Scan, SkipReason};
+use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat, symlinkat};
+
+use super::*;
+
+/// The longest path that Linux takes.
+const MAX_PATH_BYTES: usize = 4095;
+
+impl HomeNode {
+    fn scan(&self) -> Scan {
+        VolumeDirectory::open(&self.tree()).and_then(|tree| tree.walk()).unwrap()
+    }
+}
+
+/// What processes can make that change their directory: it goes on where paths end.
+#[tokio::test(flavor = "multi_thread")]
+async fn cache_home_with_the_longest_paths_is_pulled_below_a_directory_with_a_long_path() {
+    let mirror = tempfile::tempdir().unwrap();
+    let one = HomeNode::new(mirror.path());
+    let volumes: PathBuf = (0..5).map(|_| "v".repeat(200)).collect();
+    let other = HomeNode::with_volumes(mirror.path(), &volumes);
+    one.write("file", "first");
+    let open = |above: std::os::fd::OwnedFd, name: &str| {
+        mkdirat(&above, name, Mode::RWXU).unwrap();
+        openat(&above, name, OFlags::DIRECTORY, Mode::empty()).unwrap()
+    };
+    let mut above = openat(CWD, one.tree(), OFlags::DIRECTORY, Mode::empty()).unwrap();
+    let mut len = 0;
+    while len + 201 < MAX_PATH_BYTES {
+        (above, len) = (open(above, &"d".repeat(200)), len + 201);
+    }
+    for size in [1, 3 << 20] {
+        let name = format!("{size:f>width$}", width = MAX_PATH_BYTES - len);
+        let file = openat(&above, name, OFlags::CREATE | OFlags::WRONLY, Mode::RWXU).unwrap();
+        rustix::fs::ftruncate(&file, size).unwrap();
+    }
+    for (name, is_saved) in [("l", true), ("m", false)] {
+        let width = MAX_PATH_BYTES - len + usize::from(!is_saved);
+        symlinkat("target", &above, name.repeat(width)).unwrap();
+    }
+    let deeper = open(above, &"d".repeat(200));
+    drop(open(deeper, "deeper"));
+
+    let saved = one.save().await;
+    assert_eq!(saved.published.expect("published").latest_ref.files, 3);
+    assert!(
+        saved.unreadable.len() == 2 && saved.unreadable.iter().all(|(_, why)| *why == SkipReason::LongPath)
+    );
+    let pulled = other.pull().await;
+    let (found, expected) = (other.scan(), one.scan());
+    assert_eq!(pulled.taken, expected.files.len() + expected.directories.len() + expected.links.len());
+    let sizes =
+        |scan: &Scan| -> Vec<_> { scan.files.iter().map(|(path, file)| (path.clone(), file.size)).collect() };
+    assert_eq!((sizes(&found), found.links.len()), (sizes(&expected), 1));
+    assert!(found.directories.keys().eq(expected.directories.keys()));
+    assert!(other.save().await.published.is_none(), "nothing was changed");
+    // It goes as it came.
+    fs::remove_dir_all(other.tree().join("d".repeat(200))).unwrap();
+    other.save().await.published.expect("published");
+    assert_eq!(one.pull().await.removed, pulled.taken - 1);
+}
