@@ -31,6 +31,8 @@ const USE_LOCK_FILE: &str = "turn.lock";
 const SYNC_FILE: &str = "sync.lock";
 /// The file in a home whose last user saves it, whoever that is.
 const OWED_FILE: &str = "owed";
+/// The file in a home that is locked by the one who tries again to save it.
+const RETRY_LOCK_FILE: &str = "retry.lock";
 /// The file in a home on a shared file system that is locked while a node counts what it occupies.
 const USAGE_LOCK_FILE: &str = "usage.lock";
 /// The file in a home on a shared file system that its users hold locked.
@@ -150,6 +152,15 @@ impl CacheHome {
     /// Like [`try_sync_lock`](Self::try_sync_lock), for a user that neither pulls nor saves the home.
     pub(super) fn try_idle_sync_lock(&self) -> Result<Option<File>> {
         self.try_lock(SYNC_FILE)
+    }
+
+    /// Takes the lock to try again and again to save it; `None` while another process has it. It is given back when the file is
+    /// closed. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
+    pub fn try_retry_lock(&self) -> Result<Option<File>> {
+        self.try_lock(RETRY_LOCK_FILE)
     }
 
     /// Takes the lock to count what it occupies; `None` while another process has it. Touches its disk.

@@ -6,6 +6,7 @@ use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bdnfs::backoff::{Backoff, entropy};
 use bdnfs::boot;
 use bdnfs::error::Result;
 use bdnfs::mirroring::MirrorProgress;
@@ -21,11 +22,42 @@ use crate::volumes::cache_sync::{CacheSync, REPORT_INTERVAL};
 /// How long it may take to leave a home without saving it: the mirror may be why, and whoever waits for the job's end knows that.
 pub(super) const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long it is at first until a home is saved that could not be, and at the longest: jobs of other nodes wait for some minutes.
+const FIRST_RETRY_INTERVAL: Duration = Duration::from_secs(5);
+pub(super) const LONGEST_RETRY_INTERVAL: Duration = Duration::from_secs(5 * 60);
+
 /// Saves a home in the mirror, if there is one, unless others on this node use it. What can't be saved stays here, and its user is
-/// told.
+/// told; it is tried again, and nobody waits for that.
 pub async fn save<U: HomeUser>(user: &U, home: &CacheHome) {
     if let Err(error) = save_unused(user, home).await {
         user.warn(format!("cannot save {home}, which stays on this node: {error}"));
+        tokio::spawn(save_later(user.clone(), home.clone()));
+    }
+}
+
+/// Tries again to save a home until it is saved, or another uses it, who saves it then.
+async fn save_later<U: HomeUser>(user: U, home: CacheHome) {
+    let (own, is_first) = (home.clone(), user.is_first());
+    let begin = move || {
+        if is_first {
+            own.owe_save()?;
+        }
+        own.try_retry_lock()
+    };
+    // Jobs that end one after the other while the mirror is away need one retry.
+    let Ok(Some(_lock)) = blocking(begin).await else { return };
+    let mut backoff = Backoff::new(FIRST_RETRY_INTERVAL, LONGEST_RETRY_INTERVAL, entropy());
+    loop {
+        sleep(backoff.wait()).await;
+        let own = home.clone();
+        let is_left = move || Ok(own.exists() && !own.is_in_use() && !own.sync_state()?.is_saved());
+        if !blocking(is_left).await.unwrap_or_default() {
+            return;
+        }
+        match save_unused(&user, &home).await {
+            Ok(()) => return,
+            Err(error) => tracing::warn!("cannot save {home}, and tries again: {error}"),
+        }
     }
 }
 

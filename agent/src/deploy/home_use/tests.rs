@@ -7,6 +7,7 @@ use bdnfs::source::{Access, Secret};
 use parking_lot::Mutex;
 use tokio::time::timeout;
 
+use super::home_saving::LONGEST_RETRY_INTERVAL;
 use super::*;
 use crate::volumes::VolumeConfig;
 use crate::volumes::cache_home::CacheScope;
@@ -133,4 +134,36 @@ async fn home_that_a_killed_job_leaves_is_not_in_use_and_not_torn_by_the_next_bo
         (reported.len(), reported[0].in_use, reported[0].unsaved_since),
         (1, false, report.unsaved_since)
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn home_that_could_not_be_saved_at_the_end_of_its_use_is_saved_when_the_mirror_is_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let owner = HomeOwner::new(directory.path(), true);
+    let used = owner.home.create().unwrap();
+    assert!(owner.home.begin_use(Some(boot::id_line().unwrap())).unwrap());
+    std::fs::write(owner.home.tree().join("file"), "content").unwrap();
+    drop(used);
+    // In its place lies something else.
+    std::fs::write(directory.path().join("mirror"), "").unwrap();
+    for _ in 0..2 {
+        save(&owner, &owner.home).await;
+    }
+    let is_warned = |note: &String| note.contains("which stays on this node");
+    assert_eq!(owner.notes.lock().iter().filter(|note| is_warned(note)).count(), 2);
+    sleep(Duration::from_secs(60)).await;
+    assert!(!owner.home.sync_state().unwrap().is_saved());
+    std::fs::remove_file(directory.path().join("mirror")).unwrap();
+    let saves = || owner.notes.lock().iter().filter(|note| note.starts_with("saved the cache")).count();
+    for _ in 0..1000 {
+        if saves() > 0 {
+            break;
+        }
+        // The disk has a clock of its own.
+        std::thread::sleep(Duration::from_millis(5));
+        sleep(Duration::from_secs(10)).await;
+    }
+    sleep(LONGEST_RETRY_INTERVAL * 2).await;
+    assert_eq!(saves(), 1, "{:?}", owner.notes.lock());
+    assert!(owner.home.sync_state().unwrap().is_saved() && !owner.home.owes_save());
 }
