@@ -60,6 +60,8 @@ pub struct Listing {
     /// Listed files and links that the patterns selected.
     selected: u64,
     escape: bool,
+    /// Whether there may be neither a file nor a link.
+    may_be_empty: bool,
     /// Patterns of files that may be executed, whatever the origin says; `None`: no others.
     executable: Option<Patterns>,
 }
@@ -79,6 +81,7 @@ impl Listing {
             listed: 0,
             selected: 0,
             escape: false,
+            may_be_empty: false,
             executable: None,
         }
     }
@@ -101,6 +104,11 @@ impl Listing {
     /// below itself. A file at the path of a directory has its first letter encoded. Patterns are for encoded paths.
     pub fn escape(&mut self) {
         self.escape = true;
+    }
+
+    /// Takes it also without any file: what is listed may have been emptied, and is known to be there.
+    pub fn allow_empty(&mut self) {
+        self.may_be_empty = true;
     }
 
     /// Makes the files that `patterns` select executable from now on, beside those that the origin says are.
@@ -266,7 +274,7 @@ impl Listing {
         let run = order(self.sorter, &self.scratch, self.escape, &mut self.rejected)
             .map_err(|e| e.context(origin))?;
         self.rejected.check(origin)?;
-        if self.selected == 0 {
+        if self.selected == 0 && !self.may_be_empty {
             let (listed, patterns) = (self.listed, self.selection.patterns());
             return Err(Error::new(
                 Kind::NotFound,

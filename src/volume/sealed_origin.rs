@@ -34,6 +34,8 @@ pub struct SealedOrigin {
     unit: Arc<SealedUnit>,
     /// The files that are listed as an earlier snapshot has them.
     former: FormerFiles,
+    /// Whether it may have no file: an earlier snapshot has some.
+    may_be_empty: bool,
     pace: Option<Arc<ReadPace>>,
 }
 
@@ -62,13 +64,14 @@ impl SealedOrigin {
     /// The `unit`, to be published as `name`, of which so many bytes a second are read at most.
     pub fn new(name: String, unit: Arc<SealedUnit>, bytes_per_second: Option<u64>) -> Self {
         let pace = |rate: u64| ReadPace { bytes_per_second: rate.max(1), next: Mutex::new(Instant::now()) };
-        Self { name, unit, former: FormerFiles::new(), pace: bytes_per_second.map(pace).map(Arc::new) }
+        let pace = bytes_per_second.map(pace).map(Arc::new);
+        Self { name, unit, former: FormerFiles::new(), may_be_empty: false, pace }
     }
 
     /// The tree `quiet`, to be published as `name` after the snapshot that its former files are of; so many bytes a second are read
     /// at most.
     pub fn after(name: String, quiet: QuietTree, bytes_per_second: Option<u64>) -> Self {
-        Self { former: quiet.former, ..Self::new(name, quiet.unit, bytes_per_second) }
+        Self { former: quiet.former, may_be_empty: true, ..Self::new(name, quiet.unit, bytes_per_second) }
     }
 }
 
@@ -110,6 +113,9 @@ impl Origin for SealedOrigin {
     }
 
     fn list<'a>(&'a self, listing: &'a mut Listing) -> BoxFuture<'a, Result<()>> {
+        if self.may_be_empty {
+            listing.allow_empty();
+        }
         let seal = &self.unit.seal;
         for (EncodedPath(path), at) in &seal.directories {
             listing.directory(seal.below(path), *at);

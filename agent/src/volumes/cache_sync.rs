@@ -20,8 +20,9 @@ mod sync_state;
 #[cfg(test)]
 mod tests;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
 use bdnfs::digest::Digest;
 use bdnfs::download::{DownloadProgress, download_some};
@@ -343,6 +344,14 @@ impl CacheHome {
         self.write_sync_state(&SyncState { unsaved_since, ..state })
     }
 
+    /// Whether the directory that jobs see was made before `since`, in nanoseconds since 1970; false where its file system can't
+    /// tell.
+    fn is_tree_older_than(&self, since: i64) -> bool {
+        let made = fs::metadata(self.tree()).and_then(|found| found.created()).ok();
+        let made = made.and_then(|made| made.duration_since(UNIX_EPOCH).ok());
+        made.is_some_and(|made| made.as_nanos() < since.max(0).unsigned_abs().into())
+    }
+
     /// The changes to the home since the snapshot of the manifest `former`. Files that can't be read any more count as unchanged: other
     /// nodes would take them for removed.
     fn changes(&self, former: Option<&Manifest>, in_use: Option<InUse>) -> Result<ChangedHome> {
@@ -360,14 +369,16 @@ impl CacheHome {
             self.note_unchanged(state, in_use.map(|_| since))?;
             return Ok(unchanged);
         }
-        // A snapshot has files: of a home that was emptied, the last one stays until there is one again.
-        if scan.files.is_empty() {
+        // Only what was emptied is saved as empty: not a directory that was lost and made anew, and not while a job may be about to
+        // write it anew.
+        let is_emptied = in_use.is_none() && former.is_some() && self.is_tree_older_than(state.since);
+        if scan.files.is_empty() && !is_emptied {
             self.note_unchanged(state, in_use.map(|_| since))?;
             return Ok(unchanged);
         }
         let mut quiet = scan.into_quiet_tree(&directory, &tree, (&base, files), in_use.map(|_| since))?;
         let busy = std::mem::take(&mut quiet.busy);
-        if quiet.unit.seal.files.is_empty() && quiet.former.is_empty() {
+        if quiet.unit.seal.files.is_empty() && quiet.former.is_empty() && !is_emptied {
             return Ok(unchanged);
         }
         // What is left out is a change to the next save, too.

@@ -5,7 +5,6 @@ mod odd_trees;
 mod unseen_changes;
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
@@ -254,23 +253,6 @@ async fn cache_home_in_use_is_saved_with_what_nobody_writes_unless_another_node_
     other.pull().await;
     assert_eq!(other.read("log").as_deref(), Some("first, second"));
     assert_eq!(one.found(), other.found());
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn cache_home_that_was_emptied_is_saved_once_it_has_a_file() {
-    let (_mirror, one, other) = nodes();
-    assert!(one.save().await.published.is_none());
-    one.write("file", "first");
-    one.save().await;
-    other.pull().await;
-    fs::remove_file(one.tree().join("file")).unwrap();
-    assert!(one.save().await.published.is_none());
-    one.pull().await;
-    assert_eq!(one.read("file"), None, "it does not come back");
-    one.write("new", "second");
-    assert!(one.save().await.published.is_some());
-    other.pull().await;
-    assert_eq!(other.found(), one.found());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,4 +1,4 @@
-//! Homes with paths that are as long as can be.
+//! Homes with paths that are as long as can be, and homes without any file.
 
 use bdnfs::volume::{Scan, SkipReason};
 use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat, symlinkat};
@@ -60,4 +60,50 @@ async fn cache_home_with_the_longest_paths_is_pulled_below_a_directory_with_a_lo
     fs::remove_dir_all(other.tree().join("d".repeat(200))).unwrap();
     other.save().await.published.expect("published");
     assert_eq!(one.pull().await.removed, pulled.taken - 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cache_home_that_was_emptied_is_empty_on_every_node() {
+    let (mirror, one, other) = nodes();
+    assert!(one.save().await.published.is_none(), "it was never anything else");
+    one.write("d/file", "first");
+    one.save().await;
+    other.pull().await;
+    fs::remove_dir_all(one.tree().join("d")).unwrap();
+    let saved = one.save().await.published.expect("published");
+    assert_eq!((saved.latest_ref.files, one.found()), (0, HomeContent::new()));
+    assert!(one.home.sync_state().unwrap().is_saved());
+    assert!(one.save().await.published.is_none(), "nothing was changed");
+    other.pull().await;
+    let new = HomeNode::new(mirror.path());
+    new.sync().await.pull_for_use(&DownloadProgress::default()).await.unwrap();
+    assert_eq!((other.found(), new.found()), (HomeContent::new(), HomeContent::new()));
+    new.write("new", "second");
+    assert!(new.save().await.published.is_some());
+    one.pull().await;
+    assert_eq!(one.read("new").as_deref(), Some("second"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cache_home_whose_directory_was_lost_is_not_saved_as_empty() {
+    let (_mirror, one, other) = nodes();
+    one.write("file", "first");
+    one.save().await;
+    fs::remove_dir_all(one.tree()).unwrap();
+    assert!(one.save().await.published.is_none());
+    other.pull().await;
+    assert_eq!(other.read("file").as_deref(), Some("first"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cache_home_in_use_that_is_emptied_is_saved_as_empty_at_its_end_only() {
+    let (_mirror, one, other) = nodes();
+    one.write("file", "first");
+    one.save().await;
+    fs::remove_file(one.tree().join("file")).unwrap();
+    assert!(one.save_in_use().await.expect("nobody else saves").published.is_none());
+    assert!(one.home.sync_state().unwrap().unsaved_since.is_some());
+    assert!(one.save().await.published.is_some());
+    other.pull().await;
+    assert_eq!(other.read("file"), None);
 }
