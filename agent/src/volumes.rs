@@ -260,11 +260,14 @@ impl JobVolume {
     pub fn create(&self, directories: &[PathBuf]) -> Result<File> {
         let failed = || format!("cannot create the volume {}", self.path.display());
         DirBuilder::new().recursive(true).mode(0o700).create(&self.path).with_context(failed)?;
-        let lock = self.lock(FlockOperation::NonBlockingLockExclusive).map_err(|error| {
-            let text =
-                format!("a job with the id {} runs on this node already; choose another --id", self.id);
-            Error::with(Kind::Busy, text, error)
-        })?;
+        let lock = match self.lock(FlockOperation::NonBlockingLockExclusive) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let text =
+                    format!("a job with the id {} runs on this node already; choose another --id", self.id);
+                return Err(Error::new(Kind::Busy, text));
+            }
+            lock => lock.with_context(failed)?,
+        };
         for directory in directories {
             DirBuilder::new().recursive(true).mode(0o700).create(directory).with_context(failed)?;
         }

@@ -18,7 +18,7 @@ use super::job_run::JobRun;
 use super::job_space;
 use super::job_volume;
 use super::mount_requests::mount_requests;
-use super::process::IdleSupervisor;
+use super::process::{IdleSupervisor, MountGuard};
 use super::supervisor::{SupervisorInfo, SupervisorOrder, TMPFS_OVERLAY_BYTES};
 use super::volume_limits;
 use crate::api::job::{DeployReport, JobState, PhaseSeconds, Variable};
@@ -37,23 +37,26 @@ pub struct RunningCommands {
     pub supervisor: SupervisorInfo,
     /// An attached job ends when this is dropped.
     pub _attached: Option<ChildStdin>,
+    /// The sources of an attached job are unmounted when this is dropped, if they are not by then.
+    pub _guard: Option<MountGuard>,
 }
 
 /// Mirrors, mounts, admits, stages and launches a job.
 pub async fn deploy(run: &JobRun) -> ApiResult<RunningCommands> {
     let job = &run.job;
     let mountpoints: Vec<_> = (0..job.request().weights.len()).map(|number| job.mountpoint(number)).collect();
-    let ((mut report, _caches), idle) = if job.request().attached {
+    let ((mut report, _caches), idle, guard) = if job.request().attached {
         // Before the first mount: an attached job ends with this process, however that ends.
-        let mut idle = IdleSupervisor::start(job.directory(), &mountpoints).await?;
+        let mut idle = IdleSupervisor::start(job.directory()).await?;
+        let guard = MountGuard::start(&mountpoints).await?;
         let report = tokio::select! {
             report = prepare(run) => report?,
             error = idle.await_end() => return Err(error.into()),
         };
-        (report, idle)
+        (report, idle, Some(guard))
     } else {
         let report = prepare(run).await?;
-        (report, IdleSupervisor::start(job.directory(), &[]).await?)
+        (report, IdleSupervisor::start(job.directory()).await?, None)
     };
     let begin = Instant::now();
     let (order, _volumes) = supervisor_order(run).await?;
@@ -70,7 +73,7 @@ pub async fn deploy(run: &JobRun) -> ApiResult<RunningCommands> {
     }
     report.seconds.launch = begin.elapsed().as_secs_f64();
     job.set_report(report);
-    Ok(RunningCommands { supervisor, _attached: attached })
+    Ok(RunningCommands { supervisor, _attached: attached, _guard: guard })
 }
 
 /// Mirrors, mounts, admits and stages a job.

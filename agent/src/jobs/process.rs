@@ -22,7 +22,27 @@ const LAUNCH_TIMEOUT: Duration = Duration::from_secs(60);
 /// The pause before a supervisor is looked for again that there was no descriptor for.
 const FIND_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A supervisor that has no order yet. When it is dropped, or this process is killed, the supervisor unmounts what it guards.
+/// A process that unmounts sources when this is dropped, or this process is killed: the supervisor has ended by the time at which
+/// the sources are unmounted.
+#[derive(Debug)]
+pub struct MountGuard {
+    _input: ChildStdin,
+}
+
+impl MountGuard {
+    /// Starts the process, which guards `mountpoints`.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`].
+    pub async fn start(mountpoints: &[PathBuf]) -> Result<Self> {
+        let (mut child, mut input, _output) = spawn(Stdio::null())?;
+        send(&mut input, &mountpoints).await.map_err(|e| failed(e.to_string()))?;
+        tokio::spawn(async move { child.wait().await });
+        Ok(Self { _input: input })
+    }
+}
+
+/// A supervisor that has no order yet. It ends when it is dropped, or this process is killed.
 #[derive(Debug)]
 pub struct IdleSupervisor {
     child: Child,
@@ -31,23 +51,16 @@ pub struct IdleSupervisor {
 }
 
 impl IdleSupervisor {
-    /// Starts the supervisor of the job in `directory`, which guards `mountpoints`.
+    /// Starts the supervisor of the job in `directory`.
     ///
     /// # Errors
     /// [`Kind::Unavailable`].
-    pub async fn start(directory: &Path, mountpoints: &[PathBuf]) -> Result<Self> {
+    pub async fn start(directory: &Path) -> Result<Self> {
         let directory = directory.to_owned();
         let lock = blocking(move || supervisor::lock(&directory)).await.map_err(|e| failed(e.to_string()))?;
-        let mut command = Command::new("/proc/self/exe");
-        command.arg0("bdnfs").arg("launch").env_clear().current_dir("/");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::from(lock));
-        let mut child = command.spawn().map_err(|e| failed(e.to_string()))?;
-        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(failed("it has no pipes".to_owned()));
-        };
-        let mut idle = Self { child, input, output };
-        idle.send(&mountpoints).await.map_err(|e| failed(e.to_string()))?;
-        Ok(idle)
+        let (child, mut input, output) = spawn(Stdio::from(lock))?;
+        send(&mut input, &[(); 0]).await.map_err(|e| failed(e.to_string()))?;
+        Ok(Self { child, input, output })
     }
 
     /// Waits until the supervisor has ended, which it should not.
@@ -80,7 +93,7 @@ impl IdleSupervisor {
 
     async fn ask(&mut self, order: &SupervisorOrder) -> std::result::Result<SupervisorReply, String> {
         let ask = async {
-            self.send(order).await?;
+            send(&mut self.input, order).await?;
             let mut line = String::new();
             BufReader::new(&mut self.output).read_line(&mut line).await?;
             Ok::<_, std::io::Error>(serde_json::from_str(&line)?)
@@ -97,14 +110,26 @@ impl IdleSupervisor {
             Err(_) => Err(format!("its supervisor was not ready after {LAUNCH_TIMEOUT:?}")),
         }
     }
+}
 
-    /// Sends one line of JSON.
-    async fn send(&mut self, what: &impl Serialize) -> std::io::Result<()> {
-        let mut line = serde_json::to_vec(what)?;
-        line.push(b'\n');
-        self.input.write_all(&line).await?;
-        self.input.flush().await
+/// Starts a process that is a supervisor, or guards mounts; its standard error is what it keeps locked.
+fn spawn(lock: Stdio) -> Result<(Child, ChildStdin, ChildStdout)> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("bdnfs").arg("launch").env_clear().current_dir("/");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(lock);
+    let mut child = command.spawn().map_err(|e| failed(e.to_string()))?;
+    match (child.stdin.take(), child.stdout.take()) {
+        (Some(input), Some(output)) => Ok((child, input, output)),
+        _ => Err(failed("it has no pipes".to_owned())),
     }
+}
+
+/// Sends one line of JSON.
+async fn send(input: &mut ChildStdin, what: &impl Serialize) -> std::io::Result<()> {
+    let mut line = serde_json::to_vec(what)?;
+    line.push(b'\n');
+    input.write_all(&line).await?;
+    input.flush().await
 }
 
 fn failed(why: String) -> Error {

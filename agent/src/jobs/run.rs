@@ -105,7 +105,9 @@ impl JobRun {
             deployed = deployment::deploy(self) => deployed,
         };
         match deployed {
-            Ok(RunningCommands { supervisor, _attached }) => self.supervise_and_save(&supervisor).await,
+            Ok(RunningCommands { supervisor, _attached, _guard }) => {
+                self.supervise_and_save(&supervisor).await
+            }
             Err(failure) => {
                 // Saving may take long: nobody is to wait for what the commands would have read.
                 self.release().await;

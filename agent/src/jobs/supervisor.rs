@@ -7,7 +7,8 @@
 //! that: one that crashes finds the job again by the lock that this process holds, and by what it left in the job's
 //! directory. Every process that the commands start stays below this one, however it detaches itself, and ends with the job
 //! (`processes`). A job without an agent is attached to the command that runs it: its supervisor is there before its first
-//! mount, and when that command is gone, it kills the job's commands and unmounts their sources.
+//! mount, and when that command is gone, it kills the job's commands. A second process like it then unmounts their sources:
+//! it gets no order, and stays in the namespace of the host until that command has unmounted them, or is gone.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,7 +20,6 @@ use std::time::{Duration, Instant};
 use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::Result;
 use bdnfs::source::Secret;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -154,18 +154,13 @@ pub fn run() -> Result<()> {
     // The caller may be gone: the job continues.
     let reply = serde_json::to_string(&reply).context("cannot write the reply")?;
     let _ = writeln!(std::io::stdout(), "{reply}");
-    let Some(PreparedJob { host, order, directory, .. }) = prepared? else { return Ok(()) };
+    let Some(PreparedJob { order, directory, .. }) = prepared? else { return Ok(()) };
     let exit = commands::run(&order, &directory)?;
-    let written = directory.write(ENDED_FILE, &exit);
-    if order.attached && is_abandoned() {
-        host.unmount(order.sources.iter().map(|(mount, _)| mount.as_path()));
-    }
-    written
+    directory.write(ENDED_FILE, &exit)
 }
 
 /// A job whose commands are about to run.
 struct PreparedJob {
-    host: namespace::HostNamespace,
     order: SupervisorOrder,
     directory: JobDirectory,
     started: SupervisorInfo,
@@ -176,14 +171,13 @@ struct PreparedJob {
 fn receive_and_prepare() -> Result<Option<PreparedJob>> {
     runtime::set_process_name(c"bdnfs-launch")?;
     let lock = take_lock()?;
-    let host = namespace::HostNamespace::open()?;
     let guarded: Vec<PathBuf> = receive()?.unwrap_or_default();
     let Some(order) = receive::<SupervisorOrder>()? else {
-        host.unmount(guarded.iter().map(PathBuf::as_path));
+        guarded.iter().for_each(|mountpoint| namespace::detach(mountpoint));
         return Ok(None);
     };
     let (directory, started) = prepare(&order, lock)?;
-    Ok(Some(PreparedJob { host, order, directory, started }))
+    Ok(Some(PreparedJob { order, directory, started }))
 }
 
 /// Receives one line of JSON from the standard input; `None` if the sender is gone.
@@ -194,14 +188,6 @@ fn receive<T: DeserializeOwned>() -> Result<Option<T>> {
         return Ok(None);
     }
     serde_json::from_str(&line).map(Some).context("the job's start request is invalid")
-}
-
-/// Whether the other end of the standard input is closed.
-fn is_abandoned() -> bool {
-    let stdin = std::io::stdin();
-    let mut stdin = [PollFd::new(&stdin, PollFlags::empty())];
-    // A hangup is always reported.
-    poll(&mut stdin, Some(&Timespec::default())).is_ok() && stdin[0].revents().contains(PollFlags::HUP)
 }
 
 /// The lock of the job, which is the standard error at first; then that is /dev/null.

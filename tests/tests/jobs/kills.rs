@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Stdio;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bdnfs_tests::MIB;
 use bdnfs_tests::agent::AgentProcess;
@@ -126,7 +126,7 @@ impl KillTestEnv {
         let machine = self.machine();
         eventually(&format!("the supervisor is gone: {what}"), || machine.supervisors().is_empty());
         eventually(&format!("the commands are gone: {what}"), || self.commands().is_empty());
-        assert!(mounts_of(machine).is_empty(), "{what}: {:?}", mounts_of(machine));
+        eventually(&format!("its mounts are gone: {what}"), || mounts_of(machine).is_empty());
         if self.agent.is_none() {
             assert!(machine.agent_pids().is_empty(), "{what}");
         }
@@ -234,4 +234,27 @@ fn job_run_killed_while_it_stages_leaves_no_mount() {
     });
     eventually("its mount is gone", || mounts_of(machine).is_empty());
     scene.assert_nothing_left("killed while it staged");
+}
+
+#[test]
+fn job_run_killed_when_its_commands_have_just_ended_leaves_no_mount() {
+    let scene = KillTestEnv::new();
+    let machine = scene.machine();
+    for round in 0..5 {
+        let ended = || {
+            let jobs = fs::read_dir(machine.cache().join("jobs")).into_iter().flatten().flatten();
+            jobs.filter(|job| job.path().join("ended.json").exists()).count()
+        };
+        let before = ended();
+        scene.run(Duration::ZERO, |run| {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while ended() == before {
+                assert!(Instant::now() < deadline, "the commands end");
+            }
+            sleep(Duration::from_millis(2 * round));
+            KillTestEnv::kill(&[run]);
+        });
+        eventually("its mount is gone", || mounts_of(machine).is_empty());
+    }
+    scene.assert_nothing_left("killed after its commands");
 }

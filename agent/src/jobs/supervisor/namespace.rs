@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, DirEntry, File};
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ use rustix::mount::{
     mount_bind_recursive, mount_change, mount_move, move_mount, open_tree, unmount,
 };
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use rustix::thread::UnshareFlags;
 
 use super::{VolumeBinds, mount_point};
 use crate::context::Context;
@@ -34,32 +34,9 @@ const MAX_OVERLAID_ENTRIES: usize = 4096;
 pub const TMPFS_OVERLAY_BYTES: u64 = 256 << 20;
 const TMPFS_OVERLAY_INODES: usize = 64 << 10;
 
-/// The mount namespace that the agent lives in, held open for a process that leaves it.
-#[derive(Debug)]
-pub struct HostNamespace(File);
-
-impl HostNamespace {
-    /// The mount namespace of this process, before it [enters](enter) another.
-    pub fn open() -> Result<Self> {
-        File::open("/proc/self/ns/mnt").map(Self).context("cannot open the mount namespace")
-    }
-
-    /// Unmounts what is left at `mountpoints` in it, even if it is in use. What can't be unmounted stays.
-    pub fn unmount<'a>(&self, mountpoints: impl Iterator<Item = &'a Path> + Send) {
-        let unmount_all = || -> rustix::io::Result<()> {
-            // SAFETY: no descriptors are unshared, which is what can make it unsafe.
-            unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }?;
-            move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Mount))?;
-            for mountpoint in mountpoints {
-                let _ = unmount(mountpoint, UnmountFlags::DETACH);
-            }
-            Ok(())
-        };
-        // Only a thread that shares its working directory with no other may change its namespace.
-        std::thread::scope(|scope| {
-            let _ = scope.spawn(unmount_all).join();
-        });
-    }
+/// Unmounts what is left at `mountpoint`, even if it is in use. What can't be unmounted stays.
+pub fn detach(mountpoint: &Path) {
+    let _ = unmount(mountpoint, UnmountFlags::DETACH);
 }
 
 /// A source or a directory of a volume, and where the job sees it.
