@@ -214,7 +214,10 @@ impl PartialTree {
         if file.metadata()?.mode() & 0o7777 != mode {
             file.set_permissions(Permissions::from_mode(mode))?;
         }
-        file.set_len(bytes.len() as u64)?;
+        // Its end may be a hole; one that is too small for any is spared the call.
+        if bytes.len() >= HOLE_BYTES {
+            file.set_len(bytes.len() as u64)?;
+        }
         write_sparse(&file, bytes, 0)?;
         // A time that the disk can't have is no reason to fail.
         let _ = time(entry.mtime).map(|time| file.set_modified(time));

@@ -49,10 +49,12 @@ fn container_whose_weights_are_refused_is_not_started_and_leaves_nothing() {
                 json!({"source": "hf://o/m", "mount_location": "/m", "endpoint": "http://x"}),
                 "endpoint",
             ),
-            ("proc", json!({"source": source, "mount_location": "/proc/fs"}), "it lies in /proc or /sys"),
+            ("proc", json!({"source": source, "mount_location": "/proc/fs"}), "lies in /proc/fs"),
+            ("link", json!({"source": source, "mount_location": "/kernel"}), "it lies in /proc or /sys"),
         ] {
             let weights = json!([{"source": source, "mount_location": "/models/llama"}, second]);
             let bundle = node.bundle(&format!("{runtime}-{name}"), &weights, &[], "echo started");
+            symlink("/proc/fs", bundle.join("rootfs/kernel")).unwrap();
             let output = node.run(runtime, &bundle);
             assert!(output.code != Some(0) && output.out.is_empty(), "{runtime} {name}: {output:?}");
             assert!(output.err.contains(words), "{runtime} {name}: {output:?}");
