@@ -252,20 +252,17 @@ impl JobVolume {
         self.path.join("checkpoints")
     }
 
-    /// Creates its `directories`, for their owner alone. The returned lock keeps others from clearing it; the supervisor of the job
-    /// does the same. Touches the local disk.
+    /// Creates its `directories`, for their owner alone, and locks it, so that nobody clears it. Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Busy`] where another job of this id runs on this node; [`Kind::Disk`].
     pub fn create(&self, directories: &[PathBuf]) -> Result<File> {
         let failed = || format!("cannot create the volume {}", self.path.display());
         DirBuilder::new().recursive(true).mode(0o700).create(&self.path).with_context(failed)?;
+        let taken =
+            || format!("a job with the id {} runs on this node already; choose another --id", self.id);
         let lock = match self.lock(FlockOperation::NonBlockingLockExclusive) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let text =
-                    format!("a job with the id {} runs on this node already; choose another --id", self.id);
-                return Err(Error::new(Kind::Busy, text));
-            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Err(Error::new(Kind::Busy, taken())),
             lock => lock.with_context(failed)?,
         };
         for directory in directories {

@@ -15,8 +15,7 @@ use bdnfs_agent::signals;
 use serde::Serialize;
 
 use super::{CheckpointMirrorArgs, source};
-use crate::output::print_value;
-use crate::output::stderr_line;
+use crate::output::{print_value, stderr_line};
 use crate::progress::{show_progress, while_shown};
 use crate::text;
 

@@ -17,8 +17,7 @@ use bytesize::ByteSize;
 use chrono::{DateTime, Utc};
 
 use super::CheckpointMirrorArgs;
-use crate::output::print_value;
-use crate::output::stderr_line;
+use crate::output::{print_value, stderr_line};
 use crate::progress::{show_mirror_progress, while_shown};
 use crate::text;
 

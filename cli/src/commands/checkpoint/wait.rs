@@ -12,8 +12,7 @@ use serde::Serialize;
 
 use super::{CheckpointMirrorArgs, source, state};
 use crate::exit_status::ExitStatusError;
-use crate::output::print_value;
-use crate::output::stderr_line;
+use crate::output::{print_value, stderr_line};
 use crate::text;
 
 /// How often the mirror is asked: savers write an entry every few seconds at most, and a listing costs money.

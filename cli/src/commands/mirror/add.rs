@@ -15,8 +15,7 @@ use serde::Serialize;
 
 use crate::access::option_name;
 use crate::mirror::MirrorArgs;
-use crate::output::print_value;
-use crate::output::stderr_line;
+use crate::output::{print_value, stderr_line};
 use crate::progress::{show_mirror_progress, while_shown};
 use crate::source::SourceOptions;
 use crate::source::{Parser, Source};

@@ -7,8 +7,7 @@ use bdnfs::mirror::verification::VerifyProgress;
 use serde::Serialize;
 
 use super::{MirrorTargetArgs, find::find_ref};
-use crate::output::print_value;
-use crate::output::stderr_line;
+use crate::output::{print_value, stderr_line};
 use crate::text;
 
 /// The arguments of `bdnfs mirror verify`.
