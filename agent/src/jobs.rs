@@ -12,6 +12,7 @@
 
 mod cache_updates;
 mod deployment;
+mod earlier_jobs;
 mod event_file;
 mod job;
 mod job_audit;
@@ -21,7 +22,6 @@ mod job_saver;
 mod job_services;
 mod job_space;
 mod job_volume;
-mod last_jobs;
 mod loaded_checkpoints;
 mod mount_requests;
 mod process;

@@ -97,7 +97,7 @@ impl<'a> HedgedRequest<'a> {
     /// [`Kind::Timeout`] when it stalls: where another tier is left at once, else at `deadline`.
     pub async fn next(&mut self, deadline: Instant) -> Result<Option<Arrival>> {
         let (mut window, mut patience, mut in_time) = (self.window(), REQUEST_STALL_TIMEOUT, true);
-        let mut failed = Backoff::new(FAILED_HEDGE_WAITS[0], FAILED_HEDGE_WAITS[1], entropy());
+        let mut failed = None;
         let step = self.target.step;
         let unanswered = self.first.0.latency.is_none();
         let arrived = loop {
@@ -117,7 +117,11 @@ impl<'a> HedgedRequest<'a> {
                         self.first = second;
                         break Ok(Some(arrival));
                     }
-                    _ => (window, patience) = (self.window(), failed.wait()),
+                    _ => {
+                        let [first, longest] = FAILED_HEDGE_WAITS;
+                        let waits = failed.get_or_insert_with(|| Backoff::new(first, longest, entropy()));
+                        (window, patience) = (self.window(), waits.wait());
+                    }
                 },
                 () = sleep_until(until), if step.peer.is_none() => {
                     if step.last && until < deadline {

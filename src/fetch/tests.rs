@@ -168,7 +168,7 @@ async fn fetch_that_stalls_within_a_block_is_hedged_five_seconds_after_its_last_
         fetch(&ladder(&tier), 0..8, Urgency::Read, 30).await.expect("the second request");
         assert!(began.elapsed() < Duration::from_millis(5100), "{sent}: {:?}", began.elapsed());
     }
-    // The second one fails, at once or after a part, and the next ones.
+    // The second one fails at once, and so does the next.
     for bad in [Fail(Kind::Refused), Fail(Kind::Unavailable), Fail(Kind::NotFound)] {
         let tier = SlowTier::new(&[Stalled(BLOCK / 2), bad, bad, Prompt], false);
         let began = Instant::now();

@@ -36,16 +36,17 @@ pub(crate) async fn retry<T, F: Future<Output = Result<T>>>(
     let mut backoff = Backoff::new(RETRY_BACKOFF.0, RETRY_BACKOFF.1, entropy());
     let (began, mut has_dripped) = (Instant::now(), false);
     for _ in 0..RETRY_LIMIT {
-        match send().await {
-            Err(e)
-                if passing.contains(&e.kind())
-                    && (began.elapsed() < retry_deadline(&e)
-                        || is_dripping(&e) && !std::mem::replace(&mut has_dripped, true)) =>
-            {
-                tokio::time::sleep(backoff.wait()).await
-            }
+        let error = match send().await {
+            Err(error) if passing.contains(&error.kind()) => error,
             done => return done,
+        };
+        if began.elapsed() >= retry_deadline(&error) {
+            if has_dripped || !is_dripping(&error) {
+                return Err(error);
+            }
+            has_dripped = true;
         }
+        tokio::time::sleep(backoff.wait()).await;
     }
     send().await
 }

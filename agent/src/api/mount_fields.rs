@@ -44,8 +44,13 @@ pub(super) struct MountFields {
 
 impl From<MountFields> for MountRequest {
     fn from(fields: MountFields) -> Self {
-        let MountFields { source, mountpoint, allow, ignore, access, layout, .. } = fields;
         let MountFields {
+            source,
+            mountpoint,
+            allow,
+            ignore,
+            access,
+            layout,
             tenant,
             mirror,
             direct,
@@ -56,7 +61,6 @@ impl From<MountFields> for MountRequest {
             gid,
             via,
             cache_size,
-            ..
         } = fields;
         let weights = Weights { source, mountpoint, allow, ignore, access, layout };
         Self { weights, tenant, mirror, direct, offline, snapshot, allow_other, uid, gid, via, cache_size }

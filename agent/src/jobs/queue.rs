@@ -11,10 +11,10 @@ use bdnfs::task::blocking;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use super::earlier_jobs::EarlierJobs;
 use super::job::Job;
 use super::job_run::JobRun;
 use super::job_services::JobServices;
-use super::last_jobs::LastJobs;
 use super::record::JobRecord;
 use super::supervisor::log;
 use super::validation;
@@ -83,9 +83,9 @@ impl JobQueue {
             (cache.join(JOB_RECORDS_DIRECTORY), Records::<JobRecord>::open(cache, "jobs")?);
         let made = CacheDirectory::open(cache)?.subdirectory(JOB_RECORDS_DIRECTORY);
         made.with_context(|| format!("cannot create {}", directory.display()))?;
-        let LastJobs { jobs, last } = LastJobs::read(&records, &directory)?;
+        let EarlierJobs { jobs, last } = EarlierJobs::read(&records, &directory)?;
         let restore = |(record, damage)| Arc::new(Job::restore(record, damage, &directory, &admission));
-        let jobs = jobs.into_iter().map(|(id, last)| (id, restore(last))).collect();
+        let jobs = jobs.into_iter().map(|(id, earlier)| (id, restore(earlier))).collect();
         let table = Mutex::new(JobTable { jobs, last });
         let services =
             JobServices { records, mounts, lifecycle, mirrors, admission, volumes, scrub_interval };

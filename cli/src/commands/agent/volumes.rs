@@ -1,7 +1,7 @@
 //! The sections of the agent's configuration for what jobs write.
 
 use std::collections::BTreeMap;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Component, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -72,9 +72,10 @@ impl VolumeSection {
             bail!("volumes.dir {}: must be an absolute path", path.display());
         }
         for (key, dir) in [("volumes.dir", &self.dir), ("projects.dir", &projects.dir)] {
-            let text = dir.as_deref().map(Path::to_string_lossy).unwrap_or_default();
-            if Path::new(&*text).components().any(|part| part == Component::ParentDir) {
-                bail!("{key}: {}", has_parent(&text));
+            if let Some(dir) = dir.as_deref()
+                && dir.components().any(|part| part == Component::ParentDir)
+            {
+                bail!("{key}: {}", has_parent(&dir.to_string_lossy()));
             }
         }
         if self.upload_rate.is_some_and(|rate| rate.as_u64() == 0) {

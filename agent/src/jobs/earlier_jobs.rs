@@ -20,14 +20,14 @@ use crate::api::{Failure, Weights};
 use crate::records::Records;
 
 /// The jobs of an earlier run.
-pub struct LastJobs {
+pub struct EarlierJobs {
     /// What is known of each, by their ids, and why the record of one can't be read.
     pub jobs: BTreeMap<u64, (JobRecord, Option<Failure>)>,
     /// The highest id that there was, also of a job of which only the directory is left; 0 for none.
     pub last: u64,
 }
 
-impl LastJobs {
+impl EarlierJobs {
     /// The jobs that have a record, or a directory in `directory` and a supervisor. Touches the local disk.
     ///
     /// # Errors
