@@ -104,8 +104,6 @@ impl Mirror {
             match self.replace(&key, entry_text(&saved)?.into(), stored).await {
                 Ok(true) => return Ok(saved),
                 Ok(false) => {}
-                // A write on condition is not repeated by the store's client, which can't know whether it was done.
-                Err(error) if error.kind() == Kind::Unavailable && attempt == 1 => {}
                 Err(error) => return Err(error),
             }
             sleep(ENTRY_RETRY_WAIT * attempt).await;

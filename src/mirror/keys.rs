@@ -138,10 +138,13 @@ impl Mirror {
         let (key, text) =
             (Path::from(FORMAT_OBJECT), format!("{{\"format\":\"bdnfs mirror\",\"version\":{VERSION}}}\n"));
         self.create(&key, text.clone().into(), None).await?;
-        if self.create(&key, text.into(), None).await? {
+        // Another text that says the same: an object with just what is to be written counts as written.
+        if self.create(&key, format!(" {text}").into(), None).await? {
             self.delete(&key).await?;
             return Err(self.no_conditional_writes(&key));
         }
+        // Of a directory whose disk is not mounted, too: whoever looks for what was saved is to find where it went.
+        tracing::info!("created the mirror {}", self.name);
         Ok(())
     }
 

@@ -170,11 +170,16 @@ mod tests {
                 while !is_whole(&request) {
                     assert_ne!(connection.read_buf(&mut request).await.expect("read"), 0);
                 }
+                requests.push(String::from_utf8(request).expect("text").to_lowercase());
+                if (*head, *body) == LOST {
+                    // Without lingering, a drop resets the connection.
+                    connection.set_zero_linger().expect("set");
+                    continue;
+                }
                 let len = body.len();
                 let answer =
                     format!("HTTP/1.1 {head}\r\nconnection: close\r\ncontent-length: {len}\r\n\r\n{body}");
                 connection.write_all(answer.as_bytes()).await.expect("written");
-                requests.push(String::from_utf8(request).expect("text").to_lowercase());
             }
             requests
         });
@@ -188,6 +193,11 @@ mod tests {
     const EXISTS: Answer = ("412 Precondition Failed", "");
     const DELETED: Answer =
         ("200 OK", "<DeleteResult><Deleted><Key>format.json</Key></Deleted></DeleteResult>");
+    const LOST: Answer = ("", "");
+    const FORMAT: Answer = (
+        "200 OK\r\netag: \"1\"\r\nlast-modified: Thu, 26 Nov 2026 00:00:00 GMT",
+        "{\"format\":\"bdnfs mirror\",\"version\":1}\n",
+    );
     const LACKS: Answer = ("501 Not Implemented", "<Error><Code>NotImplemented</Code></Error>");
 
     fn founded(uri: &str, access: &Access) -> Mirror {
@@ -196,7 +206,7 @@ mod tests {
 
     #[tokio::test]
     async fn mirror_in_an_anonymous_google_bucket_is_written() {
-        let (endpoint, server) = service(&[NONE, WRITTEN, EXISTS]).await;
+        let (endpoint, server) = service(&[NONE, WRITTEN, EXISTS, NONE]).await;
         let gcs = Some(GcsAccess { anonymous: true, endpoint: Some(endpoint), ..GcsAccess::default() });
         let access = Access { gcs, ..Access::default() };
         founded("gs://bucket/below", &access).init().await.expect("founded");
@@ -257,6 +267,26 @@ mod tests {
                 error.kind() == Kind::Unsupported && error.to_string().contains("If-None-Match"),
                 "{error}"
             );
+            assert_eq!(server.await.expect("served").len(), answers.len());
+        }
+    }
+
+    #[tokio::test]
+    async fn conditional_write_whose_response_is_lost_is_made_again_and_known_by_its_content() {
+        const OTHER: Answer = (FORMAT.0, "another");
+        for (answers, failure) in [
+            (&[NONE, LOST, EXISTS, FORMAT, LOST, EXISTS, FORMAT][..], None),
+            (&[NONE, LOST, WRITTEN, EXISTS, FORMAT], None),
+            // Another writer was faster.
+            (&[NONE, LOST, EXISTS, OTHER, EXISTS, OTHER], None),
+            (&[NONE, LOST, LOST, LOST], Some("the connection to the server was lost")),
+        ] {
+            let (endpoint, server) = service(answers).await;
+            let s3 = Some(S3Access { anonymous: true, endpoint: Some(endpoint), ..S3Access::default() });
+            let founded = founded("s3://bucket", &Access { s3, ..Access::default() }).init().await;
+            let error = founded.err().map(|error| error.to_string());
+            assert_eq!(error.is_some(), failure.is_some(), "{error:?}");
+            assert!(error.is_none_or(|error| failure.is_some_and(|text| error.contains(text))));
             assert_eq!(server.await.expect("served").len(), answers.len());
         }
     }

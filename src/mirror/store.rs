@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep};
 use super::Mirror;
 use super::keys::FORMAT_OBJECT;
 use super::lease::MirrorLease;
+use crate::backoff::{Backoff, entropy};
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{code_of, explain_transport};
 use crate::task::blocking;
@@ -29,6 +30,10 @@ const MAX_OBJECT_BYTES: u64 = 512 << 20;
 /// small object.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// How often an object is written on a condition until the service's response arrives, and the waits between, at first and at
+/// most: a connection that is lost is an accident, three are an outage.
+const LOST_ATTEMPT_LIMIT: u32 = 3;
+const LOST_BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(2));
 
 /// An object that was read whole.
 pub(super) struct StoredObject {
@@ -75,7 +80,7 @@ impl Mirror {
         put.map(drop).map_err(|e| self.failure("write", key, &e))
     }
 
-    /// Writes the object at `key` unless there is one; false when there is. In an exclusive mirror the writer's lease keeps others
+    /// Writes the object at `key` unless there is one; false when there is one with other content. In an exclusive mirror the writer's lease keeps others
     /// from doing the same: `lease`, where it is given, must still be held once nothing was found there.
     pub(super) async fn create(
         &self,
@@ -93,11 +98,9 @@ impl Mirror {
             self.put(key, payload).await?;
             return Ok(true);
         }
-        match self.store.objects.put_opts(key, payload, PutMode::Create.into()).await {
-            Ok(_) => Ok(true),
-            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
-                Ok(false)
-            }
+        match self.put_on_condition(key, &payload, PutMode::Create).await {
+            Ok(true) => Ok(true),
+            Ok(false) => self.holds(key, payload).await,
             Err(e) if is_not_implemented(&e) => Err(self.no_conditional_writes(key)),
             Err(e) => Err(self.failure("write", key, &e)),
         }
@@ -126,16 +129,41 @@ impl Mirror {
             return self.put(key, payload).await.map(|()| true);
         }
         let update = PutMode::Update(before.version);
-        match self.store.objects.put_opts(key, payload.clone(), update.into()).await {
-            Ok(_) => Ok(true),
-            Err(
-                object_store::Error::Precondition { .. }
-                | object_store::Error::AlreadyExists { .. }
-                | object_store::Error::NotFound { .. },
-            ) => Ok(false),
+        match self.put_on_condition(key, &payload, update).await {
+            Ok(true) => Ok(true),
+            Ok(false) => self.holds(key, payload).await,
+            Err(object_store::Error::NotFound { .. }) => Ok(false),
             Err(e) if is_not_implemented(&e) => self.put(key, payload).await.map(|()| true),
             Err(e) => Err(self.failure("write", key, &e)),
         }
+    }
+
+    /// Writes the object at `key` on a condition that the service checks; false where it does not hold, which may be so because the
+    /// object was written and the response to that was lost.
+    async fn put_on_condition(
+        &self,
+        key: &Path,
+        payload: &PutPayload,
+        condition: PutMode,
+    ) -> object_store::Result<bool> {
+        let mut backoff = Backoff::new(LOST_BACKOFF.0, LOST_BACKOFF.1, entropy());
+        for attempt in 1.. {
+            match self.store.objects.put_opts(key, payload.clone(), condition.clone().into()).await {
+                Ok(_) => return Ok(true),
+                Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
+                    break;
+                }
+                // The store's client repeats no write that may have been done.
+                Err(e) if attempt < LOST_ATTEMPT_LIMIT && is_lost(&e) => sleep(backoff.wait()).await,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether the object at `key` has this content.
+    async fn holds(&self, key: &Path, payload: PutPayload) -> Result<bool> {
+        Ok(self.get(key).await?.is_some_and(|found| found.bytes == Bytes::from(payload)))
     }
 
     /// The error for a store that can't do what [`create`](Self::create) asks for.
@@ -222,8 +250,7 @@ fn is_refusal(error: &object_store::Error) -> bool {
 
 /// The kind of the error that caused a failure, where that is an error of ours or of a local disk.
 fn cause_kind(error: &object_store::Error) -> Option<Kind> {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(layer) = cause {
+    for layer in causes(error) {
         if let Some(ours) = layer.downcast_ref::<Error>() {
             return Some(ours.kind());
         }
@@ -235,20 +262,30 @@ fn cause_kind(error: &object_store::Error) -> Option<Kind> {
                 _ => None,
             };
         }
-        cause = layer.source();
     }
     None
 }
 
+/// Whether a request was sent and its response never came, so that the service may have done what it was asked for.
+fn is_lost(error: &object_store::Error) -> bool {
+    causes(error).any(|layer| {
+        layer.downcast_ref::<reqwest::Error>().is_some_and(|lost| !lost.is_connect())
+            || layer.downcast_ref::<Error>().is_some_and(|ours| ours.kind() == Kind::Timeout)
+    })
+}
+
+/// An error and what caused it, layer by layer.
+fn causes(error: &object_store::Error) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+    let first: &(dyn std::error::Error + 'static) = error;
+    std::iter::successors(Some(first), |layer| layer.source())
+}
+
 /// The service's response, as the engine's own requests report it: without the page or the XML that came with it.
 fn reason(error: &object_store::Error) -> String {
-    let first: &(dyn std::error::Error + 'static) = error;
-    let mut causes = std::iter::successors(Some(first), |layer| layer.source());
-    if let Some(lost) = causes.find_map(|layer| layer.downcast_ref::<reqwest::Error>()) {
+    if let Some(lost) = causes(error).find_map(|layer| layer.downcast_ref::<reqwest::Error>()) {
         return explain_transport(lost, false).to_string();
     }
-    let mut layers = std::iter::successors(Some(first), |layer| layer.source());
-    if layers.any(|layer| is_unreadable(&layer.to_string())) {
+    if causes(error).any(|layer| is_unreadable(&layer.to_string())) {
         return "the response is not that of an object storage; check --mirror-endpoint".to_owned();
     }
     let text = root_cause(error);
@@ -310,11 +347,7 @@ async fn lock_directory(path: PathBuf) -> Result<Option<Arc<File>>> {
 
 /// The text of the innermost cause of an error, without the layers that passed it on.
 pub(super) fn root_cause(error: &object_store::Error) -> String {
-    let mut cause: &(dyn std::error::Error + 'static) = error;
-    while let Some(deeper) = cause.source() {
-        cause = deeper;
-    }
-    cause.to_string()
+    causes(error).last().map_or(String::new(), |innermost| innermost.to_string())
 }
 
 #[cfg(test)]
