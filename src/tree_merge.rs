@@ -1,12 +1,16 @@
 //! Three-way merge of directory trees: which changes of two trees with a common base are combined.
 //!
-//! Only paths, kinds, sizes and times are compared, no content. What was changed in one of the trees wins over what was not; of
+//! Paths, kinds, sizes and times are compared, and of two snapshots what each was published as; no content is read. What was changed in one of the trees wins over what was not; of
 //! what was changed in both, what was changed later; and what was changed over what was deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bytes::Bytes;
+
+use crate::blob::Key;
+use crate::digest::Digest;
 use crate::error::Result;
-use crate::manifest::{Manifest, Node};
+use crate::manifest::{Manifest, Node, Slice};
 
 /// A directory tree: what lies at each path below it. The directories above a path are in it, too.
 pub type MergeTree = BTreeMap<Vec<u8>, MergeEntry>;
@@ -26,6 +30,8 @@ pub enum MergeEntry {
         executable: bool,
         /// Whether anything was done to it since the trees were the same, though it may look as it did.
         touched: bool,
+        /// What a snapshot has as its content; `None` for a file in a directory.
+        content: Option<SavedContent>,
     },
     /// A symbolic link.
     Link {
@@ -34,6 +40,33 @@ pub enum MergeEntry {
         /// When it was made: seconds and nanoseconds since 1970.
         mtime: (i64, u32),
     },
+}
+
+/// The content of a file in a snapshot, as far as it tells that of another snapshot from it: hashes of the version that the file was
+/// published as, and of where the content lies. One of them stays the same as long as the content does, unless something was done to
+/// the file and it lies in another pack since.
+#[derive(Clone, Copy, Debug)]
+pub struct SavedContent {
+    version: u64,
+    location: u64,
+}
+
+impl SavedContent {
+    /// The content that is the part of `slice` in the blob `key`, and was published as `version`, where that is known.
+    fn new(slice: Slice, key: &Key, version: Option<&Bytes>) -> Self {
+        let location = short_hash(format!("{key} {}", slice.offset).as_bytes());
+        Self { version: version.map_or(location, |version| short_hash(version)), location }
+    }
+
+    fn differs_from(self, other: Self) -> bool {
+        self.version != other.version && self.location != other.location
+    }
+}
+
+/// 64 bits of a hash: two of a million differ in them.
+fn short_hash(bytes: &[u8]) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = Digest::of(bytes).0;
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
 /// The changes that make a tree the merged one.
@@ -56,7 +89,20 @@ impl MergeEntry {
             (
                 Self::File { size, mtime, executable, .. },
                 Self::File { size: other_size, mtime: other_mtime, executable: other_executable, .. },
-            ) => (size, mtime, executable) == (other_size, other_mtime, other_executable),
+            ) => {
+                (size, mtime, executable) == (other_size, other_mtime, other_executable)
+                    && !self.has_other_content(other)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether both are files of snapshots and do not have the same content, however they look.
+    fn has_other_content(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::File { content: Some(one), .. }, Self::File { content: Some(other), .. }) => {
+                one.differs_from(*other)
+            }
             _ => false,
         }
     }
@@ -96,16 +142,21 @@ pub fn is_hidden_change(base: Option<&MergeEntry>, now: &MergeEntry) -> bool {
 /// # Errors
 /// [`Kind::Corrupt`](crate::error::Kind::Corrupt) where the manifest is damaged.
 pub fn tree_of(manifest: &Manifest) -> Result<MergeTree> {
+    let versions = manifest.file_versions()?;
     let mut tree = MergeTree::new();
     for index in 1..manifest.entries() {
         let entry = manifest.entry(index)?;
-        let (mtime, executable) = (entry.mtime, entry.executable);
+        let (path, mtime, executable) = (manifest.path(index)?, entry.mtime, entry.executable);
         let found = match entry.node {
             Node::Directory(_) => MergeEntry::Directory,
-            Node::File(slice) => MergeEntry::File { size: slice.len, mtime, executable, touched: false },
+            Node::File(slice) => {
+                let key = manifest.blob(slice.blob)?.key;
+                let content = Some(SavedContent::new(slice, &key, versions.get(&path[..])));
+                MergeEntry::File { size: slice.len, mtime, executable, touched: false, content }
+            }
             Node::Symlink(target) => MergeEntry::Link { target: target.to_vec(), mtime },
         };
-        tree.insert(manifest.path(index)?, found);
+        tree.insert(path, found);
     }
     Ok(tree)
 }
@@ -116,8 +167,10 @@ pub fn merge(base: &MergeTree, ours: &MergeTree, theirs: &MergeTree) -> MergePla
     let paths: BTreeSet<_> = base.keys().chain(ours.keys()).chain(theirs.keys()).collect();
     for path in paths {
         let (base, ours, theirs) = (base.get(path), ours.get(path), theirs.get(path));
-        // What was touched may look the same and have another content.
-        let (looks_same, may_differ) = (is_same(ours, theirs), ours.is_some_and(MergeEntry::is_touched));
+        // What was touched may look the same and have another content, as theirs may that was published anew.
+        let is_new = base.zip(theirs).is_some_and(|(base, theirs)| base.has_other_content(theirs));
+        let looks_same = is_same(ours, theirs);
+        let may_differ = is_new || ours.is_some_and(MergeEntry::is_touched);
         if !is_changed(base, theirs) || (looks_same && !may_differ) {
             continue;
         }
@@ -204,7 +257,7 @@ mod tests {
     use super::*;
 
     fn file(time: i64) -> MergeEntry {
-        MergeEntry::File { size: 1, mtime: (time, 0), executable: false, touched: false }
+        MergeEntry::File { size: 1, mtime: (time, 0), executable: false, touched: false, content: None }
     }
 
     fn tree(entries: &[(&str, Option<i64>)]) -> MergeTree {
@@ -280,7 +333,7 @@ mod tests {
         let mut ours = base.clone();
         ours.insert(
             b"a".to_vec(),
-            MergeEntry::File { size: 1, mtime: (1, 0), executable: false, touched: true },
+            MergeEntry::File { size: 1, mtime: (1, 0), executable: false, touched: true, content: None },
         );
         let plan = merge(&base, &ours, &MergeTree::new());
         assert_eq!(plan, MergePlan::default(), "it may have another content");

@@ -1,5 +1,6 @@
 //! The parts of a pack: the files in it, as their origin knows them.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -29,6 +30,23 @@ impl Manifest {
             Some(base) => base.is_pack(index),
             None => Ok(self.blob_record(index)?.flags & binary::PACK != 0),
         }
+    }
+
+    /// The versions that files were published as, by their paths; those of others with the same content are missing.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`](crate::error::Kind::Corrupt).
+    pub fn file_versions(&self) -> Result<HashMap<Bytes, Bytes>> {
+        let mut versions = HashMap::new();
+        for number in 0..self.blobs() {
+            if self.is_pack(number)? {
+                versions.extend(self.parts(number)?.into_iter().map(|part| (part.path, part.version)));
+            } else {
+                let blob = self.blob(number)?;
+                versions.insert(blob.path, blob.version);
+            }
+        }
+        Ok(versions)
     }
 
     /// The parts of blob `index`, in order; none where it is no pack.

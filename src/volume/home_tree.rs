@@ -63,15 +63,7 @@ pub struct QuietTree {
 /// # Errors
 /// [`Kind::Corrupt`](crate::error::Kind::Corrupt) where it is damaged.
 pub fn former_files(manifest: &Manifest, tree: &MergeTree) -> Result<FormerFiles> {
-    let mut versions = HashMap::new();
-    for number in 0..manifest.blobs() {
-        if manifest.is_pack(number)? {
-            versions.extend(manifest.parts(number)?.into_iter().map(|part| (part.path, part.version)));
-        } else {
-            let blob = manifest.blob(number)?;
-            versions.insert(blob.path, blob.version);
-        }
-    }
+    let versions = manifest.file_versions()?;
     let former = tree.iter().filter_map(|(path, entry)| match entry {
         MergeEntry::File { size, mtime, executable, .. } if *size > 0 => {
             let version = versions.get(&path[..])?.clone();
@@ -97,7 +89,7 @@ impl Scan {
         let files = self.files.iter().map(|(path, file)| {
             let ScannedFile { size, mtime, executable, .. } = *file;
             let touched = file.touched().is_none_or(|at| at >= since.into()) || is_renamed(path);
-            (path.clone(), MergeEntry::File { size, mtime, executable, touched })
+            (path.clone(), MergeEntry::File { size, mtime, executable, touched, content: None })
         });
         let directories = self.directories.keys().map(|path| (path.clone(), MergeEntry::Directory));
         let links = self.links.iter().map(|(path, (target, mtime))| {

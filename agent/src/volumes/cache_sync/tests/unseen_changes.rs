@@ -10,9 +10,7 @@ async fn change_that_looks_like_none_outlasts_a_pull_and_is_saved() {
     one.write("wheel", "first");
     one.save().await;
     other.pull().await;
-    let modified = fs::metadata(other.tree().join("wheel")).and_then(|found| found.modified()).unwrap();
-    other.write("wheel", "other");
-    fs::File::open(other.tree().join("wheel")).and_then(|file| file.set_modified(modified)).unwrap();
+    rewrite_unseen(&other, "wheel", "other");
     one.write("more", "more");
     one.save().await;
     assert_eq!(other.pull().await.taken, 1);
@@ -23,7 +21,36 @@ async fn change_that_looks_like_none_outlasts_a_pull_and_is_saved() {
     assert!(other.save().await.published.is_some());
     let new = HomeNode::new(mirror.path());
     new.pull().await;
-    assert_eq!(new.read("wheel").as_deref(), Some("other"));
+    one.pull().await;
+    for node in [&new, &one] {
+        assert_eq!(node.read("wheel").as_deref(), Some("other"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn content_saved_with_the_size_and_time_of_the_former_replaces_it_on_other_nodes() {
+    let (_mirror, one, other) = nodes();
+    let large = "x".repeat(4 << 20);
+    for (name, content) in [("wheel", "first"), ("kept", "kept"), ("large", &large)] {
+        one.write(name, content);
+    }
+    one.save().await;
+    other.pull().await;
+    rewrite_unseen(&one, "wheel", "other");
+    // Something was done to this one, too, but not to its content.
+    rewrite_unseen(&one, "large", &large);
+    one.save().await;
+    let pulled = other.pull().await;
+    assert!(pulled.taken == 1 && pulled.conflicts.is_empty(), "{pulled:?}");
+    assert_eq!(other.read("wheel").as_deref(), Some("other"));
+    assert_eq!((other.pull().await.taken, other.found()), (0, one.found()));
+}
+
+/// Writes another content to a file of a node, which shows neither in its size nor in its time.
+fn rewrite_unseen(node: &HomeNode, name: &str, content: &str) {
+    let modified = fs::metadata(node.tree().join(name)).and_then(|found| found.modified()).unwrap();
+    node.write(name, content);
+    fs::File::open(node.tree().join(name)).and_then(|file| file.set_modified(modified)).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
