@@ -67,6 +67,9 @@ impl Weights {
     }
 }
 
+/// The highest id of a user or a group. The one above it is none: it stands for "leave as it is", as in chown(2).
+pub const MAX_ID: u32 = u32::MAX - 1;
+
 /// A mount request: what to mount where. All but the weights may be left out.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(from = "mount_fields::MountFields")]

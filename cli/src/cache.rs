@@ -13,8 +13,7 @@ use bdnfs_agent::cache::scrubber::DEFAULT_SCRUB_INTERVAL;
 use bdnfs_agent::cache::{CacheConfig, DEFAULT_TENANT};
 use bytesize::ByteSize;
 
-/// The longest path of a unix socket on Linux, in bytes (`sun_path`, less its NUL).
-const MAX_SOCKET_PATH: usize = 107;
+use crate::text;
 
 /// The options that name a cache and its size.
 #[derive(Clone, Debug, clap::Args)]
@@ -24,7 +23,7 @@ pub struct CacheArgs {
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
     /// Size limit of the cache, such as 200G or 1.5T. Default: its disk, less 5 % (at most 20 GiB)
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = text::parse_size)]
     cache_size: Option<ByteSize>,
     /// Space to keep free on the cache's disk, such as 2G. Default: 5 % of it (at most 20 GiB)
     #[arg(long, value_name = "SIZE", env = "BDNFS_CACHE_RESERVE", hide_env = true)]
@@ -92,7 +91,7 @@ impl CacheArgs {
             format!("cannot use {} as cache directory; choose another with --cache-dir", dir.display())
         })?;
         CacheDirectory::open(&dir)?;
-        if socket::of_cache(&dir).as_os_str().len() > MAX_SOCKET_PATH {
+        if socket::check_length(&socket::of_cache(&dir)).is_err() {
             bail!(
                 "cache directory {}: path too long for its control socket; choose a shorter one with --cache-dir",
                 dir.display()

@@ -1,6 +1,6 @@
 //! Mount options (`-o`), as mount(8) takes them, and the values of others.
 
-use bdnfs_agent::api::MountBackend;
+use bdnfs_agent::api::{MAX_ID, MountBackend};
 
 /// Parsed mount options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,7 +45,15 @@ pub fn unknown(option: &str) -> String {
 }
 
 fn number(option: &str, id: &str) -> Result<u32, String> {
-    id.parse().map_err(|_| format!("`{option}`: expected a numeric id"))
+    parse_id(id).map_err(|expected| format!("`{option}`: {expected}"))
+}
+
+/// Parses the id of a user or group.
+pub fn parse_id(text: &str) -> Result<u32, String> {
+    text.parse()
+        .ok()
+        .filter(|id| *id <= MAX_ID)
+        .ok_or_else(|| format!("expected a numeric id, at most {MAX_ID}"))
 }
 
 impl MountOptions {
@@ -96,7 +104,8 @@ mod tests {
     #[test]
     fn unsupported_option_is_refused_by_name() {
         assert!(parse("ro,rw").expect_err("rw").contains("read-only"));
-        assert_eq!(parse("uid=me").expect_err("word"), "`uid=me`: expected a numeric id");
+        assert_eq!(parse("uid=me").expect_err("word"), "`uid=me`: expected a numeric id, at most 4294967294");
+        assert!(parse("uid=4294967295").is_err());
         assert_eq!(parse("ro,noexec").expect_err("unknown"), "unknown mount option `noexec`");
     }
 }

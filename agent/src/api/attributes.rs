@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use super::container_volume::{ContainerVolumeKind, ContainerVolumeRequest};
 use super::publication::{PublicationRequest, Staging};
-use super::{DEFAULT_TENANT, MirrorRequest};
+use super::{DEFAULT_TENANT, MAX_ID, MirrorRequest};
 
 /// The error of an invalid attribute. It shows no value, since that may be a secret.
 #[derive(Debug, Error)]
@@ -121,7 +121,7 @@ impl Attributes {
             tenant: tenant.clone().unwrap_or_else(|| DEFAULT_TENANT.to_owned()),
             access: Access::default(),
         });
-        let (uid, gid) = (self.number("uid")?, self.number("gid")?);
+        let (uid, gid) = (self.id("uid")?, self.id("gid")?);
         self.refuse_others()?;
         Ok(PublicationRequest {
             source,
@@ -225,10 +225,12 @@ impl Attributes {
         parsed.map_err(|_| InvalidAttribute::new("keep", format!("expected a number from 1 to {}", u32::MAX)))
     }
 
-    fn number(&mut self, key: &str) -> Result<Option<u32>, InvalidAttribute> {
-        let text = format!("expected a number from 0 to {}", u32::MAX);
-        let parsed = self.take(key).map(|number| number.parse()).transpose();
-        parsed.map_err(|_| InvalidAttribute::new(key, text))
+    fn id(&mut self, key: &str) -> Result<Option<u32>, InvalidAttribute> {
+        let Some(number) = self.take(key) else { return Ok(None) };
+        match number.parse() {
+            Ok(id) if id <= MAX_ID => Ok(Some(id)),
+            _ => Err(InvalidAttribute::new(key, format!("expected a number from 0 to {MAX_ID}"))),
+        }
     }
 }
 
@@ -246,8 +248,9 @@ mod tests {
         for (key, value, words) in [
             ("anonymous", "yes", "anonymous: expected true or false"),
             ("allowHttp", "1", "allowHttp: expected true or false"),
-            ("uid", "root", "uid: expected a number from 0 to 4294967295"),
-            ("gid", "-1", "gid: expected a number from 0 to 4294967295"),
+            ("uid", "root", "uid: expected a number from 0 to 4294967294"),
+            ("gid", "-1", "gid: expected a number from 0 to 4294967294"),
+            ("gid", "4294967295", "gid: expected a number from 0 to 4294967294"),
             ("staging", "soon", "staging: expected wait or lazy"),
             ("badNames", "drop", "badNames: expected refuse or escape"),
             ("allow", "*.json", "allow: expected a JSON list of patterns"),

@@ -23,7 +23,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use super::cluster::ClusterStatus;
-use super::{AgentStatus, Failure, Health, MountInfo, MountRequest, StageStatus};
+use super::{AgentStatus, Failure, Health, MountInfo, MountRequest, StageStatus, socket};
 
 /// How long the status may take: it is answered from memory and the local disk, and an agent that takes longer is stuck.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -195,6 +195,7 @@ impl Client {
     }
 
     async fn connect(&self) -> Result<UnixStream, ClientError> {
+        socket::check_length(&self.socket).map_err(|e| self.broken(e))?;
         let stream = match UnixStream::connect(&self.socket).await {
             Ok(stream) => stream,
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
@@ -204,7 +205,7 @@ impl Client {
         };
         // Credentials are about to be sent: not to another user who put a socket there.
         let owner = stream.peer_cred().map_err(|e| self.broken(e))?.uid();
-        if !crate::api::socket::is_trusted(owner) {
+        if !socket::is_trusted(owner) {
             return Err(self.broken(io::Error::other(format!("it belongs to another user, {owner}"))));
         }
         Ok(stream)

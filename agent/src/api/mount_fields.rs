@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use bdnfs::source::{Access, Secret, TreeLayout};
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 
-use super::{MirrorRequest, MountBackend, MountRequest, Weights};
+use super::{MAX_ID, MirrorRequest, MountBackend, MountRequest, Weights};
 
 /// The fields of [`Weights`] and [`MountRequest`].
 #[derive(Deserialize)]
@@ -32,14 +33,21 @@ pub(super) struct MountFields {
     snapshot: Option<String>,
     #[serde(default)]
     allow_other: bool,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "deserialize_id")]
     uid: Option<u32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "deserialize_id")]
     gid: Option<u32>,
     #[serde(default)]
     via: Option<MountBackend>,
     #[serde(default)]
     cache_size: Option<u64>,
+}
+
+fn deserialize_id<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u32>, D::Error> {
+    match Option::deserialize(value)? {
+        Some(id) if id > MAX_ID => Err(D::Error::custom(format!("{id} is no id of a user or a group"))),
+        id => Ok(id),
+    }
 }
 
 impl From<MountFields> for MountRequest {

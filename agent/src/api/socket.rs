@@ -1,7 +1,10 @@
 //! The control socket: its path, and which users it and its clients trust.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
+/// The longest path of a unix socket on Linux, in bytes (`sun_path`, less its NUL).
+const MAX_SOCKET_PATH: usize = 107;
 /// The variable that names another socket than the usual one for an agent, whatever its cache.
 const SOCKET_PATH_VARIABLE: &str = "BDNFS_SOCKET";
 /// The path of the node agent's socket, below the directory of runtime files (/run).
@@ -22,6 +25,18 @@ pub fn well_known() -> Option<PathBuf> {
         return Some(Path::new("/run").join(WELL_KNOWN_SOCKET_PATH));
     }
     env("XDG_RUNTIME_DIR").map(|directory| directory.join(WELL_KNOWN_SOCKET_PATH))
+}
+
+/// Refuses a path that is too long for a socket.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidInput`].
+pub fn check_length(path: &Path) -> io::Result<()> {
+    if path.as_os_str().len() <= MAX_SOCKET_PATH {
+        return Ok(());
+    }
+    let text = format!("the path of a socket has at most {MAX_SOCKET_PATH} bytes; name a shorter one");
+    Err(io::Error::new(io::ErrorKind::InvalidInput, text))
 }
 
 /// Whether a peer of this user is one to talk to: the same user, or root.

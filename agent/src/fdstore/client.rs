@@ -25,6 +25,7 @@ use super::invalidations::PendingInvalidations;
 use super::lock::FdStoreLock;
 use super::wire::{self, Message, VERSION};
 use super::{FDSTORE_ANSWER_TIMEOUT, HEARTBEAT_INTERVAL, note};
+use crate::api::socket;
 use crate::cache;
 use crate::context::Context;
 
@@ -353,6 +354,7 @@ fn not_ours(owner: &str) -> Error {
 
 /// Listens at `path`, in the place of a socket that was left behind.
 pub(super) fn listen_at(path: &Path) -> io::Result<OwnedFd> {
+    socket::check_length(path)?;
     match fs::remove_file(path) {
         Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
         _ => {}

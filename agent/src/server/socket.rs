@@ -15,6 +15,7 @@ use tokio::net::unix::SocketAddr;
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::api::Failure;
+use crate::api::socket::check_length;
 
 /// The pause after a failed accept: other processes may free descriptors meanwhile.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -53,6 +54,7 @@ impl ControlSocket {
     /// [`Kind::Disk`], also where something else than a socket is at `path`.
     pub fn bind(path: &FilePath) -> Outcome<Self> {
         let bind = || {
+            check_length(path)?;
             match std::fs::symlink_metadata(path) {
                 Ok(found) if !found.file_type().is_socket() => {
                     return Err(io::Error::new(
@@ -78,6 +80,7 @@ impl ControlSocket {
     /// [`Kind::Busy`] when another process has it, which the message names; [`Kind::Disk`].
     pub fn bind_beside(path: &FilePath) -> Outcome<Self> {
         let fault = |e| Error::disk(format!("cannot listen at {}", path.display()), e);
+        check_length(path).map_err(fault)?;
         if let Some(directory) = path.parent() {
             std::fs::create_dir_all(directory).map_err(fault)?;
         }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bdnfs::checkpoint::encoded_name::{decode, encode};
-use bdnfs::error::Result;
+use bdnfs::error::{Error, Kind, Result};
 use bdnfs::mirror::catalog::HOME_SCHEME;
 use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_NOW};
 
@@ -128,7 +128,7 @@ impl CacheHome {
     /// Touches the local disk.
     ///
     /// # Errors
-    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
+    /// [`Kind::Disk`].
     pub fn try_use_lock(&self) -> Result<Option<File>> {
         self.try_lock(USE_LOCK_FILE)
     }
@@ -137,7 +137,7 @@ impl CacheHome {
     /// the local disk.
     ///
     /// # Errors
-    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
+    /// [`Kind::Disk`].
     pub fn try_sync_lock(&self) -> Result<Option<File>> {
         let lock = self.try_idle_sync_lock()?;
         if let Some(lock) = &lock {
@@ -158,7 +158,7 @@ impl CacheHome {
     /// closed. Touches the local disk.
     ///
     /// # Errors
-    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
+    /// [`Kind::Disk`].
     pub fn try_retry_lock(&self) -> Result<Option<File>> {
         self.try_lock(RETRY_LOCK_FILE)
     }
@@ -171,7 +171,7 @@ impl CacheHome {
     /// Notes that a user whose changes are to be saved has left it to others that use it. Touches the local disk.
     ///
     /// # Errors
-    /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).
+    /// [`Kind::Disk`], [`Kind::NoSpace`].
     pub fn owe_save(&self) -> Result<()> {
         let owed = File::create(self.path.join(OWED_FILE));
         owed.map(drop).with_context(|| format!("cannot write to {}", self.path.display()))
@@ -203,8 +203,20 @@ impl CacheHome {
         let failed = || format!("cannot lock {}", self.path.display());
         self.create_tree().with_context(failed)?;
         let path = self.path.join(name);
-        let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
-        let file = file.with_context(failed)?;
+        // The open of a pipe would wait for its other end.
+        let mut options = File::options();
+        options
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NONBLOCK);
+        let file = options.open(&path).with_context(failed)?;
+        if !file.metadata().with_context(failed)?.is_file() {
+            let text = format!("{}: {name} is not a regular file: remove it", failed());
+            return Err(Error::new(Kind::Disk, text));
+        }
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             // Removed with the home meanwhile: the next one is another file.
             Ok(()) => Ok(is_at(&file, &path).with_context(failed)?.then_some(file)),
@@ -271,6 +283,16 @@ mod tests {
 
     fn home(volumes: &Path, tenant: &str, name: &str) -> CacheHome {
         CacheHome::new(volumes, tenant, CacheScope::Project, name)
+    }
+
+    #[test]
+    fn cache_home_whose_lock_is_a_pipe_waits_for_nobody() {
+        let volumes = tempfile::tempdir().unwrap();
+        let home = home(volumes.path(), "t", "p");
+        home.create().unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, home.path().join(SYNC_FILE), rustix::fs::Mode::RWXU).unwrap();
+        let error = home.try_sync_lock().unwrap_err().to_string();
+        assert!(error.contains("sync.lock is not a regular file: remove it"), "{error}");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use bdnfs_agent::signals;
 use bdnfs_csi::{
     ApiServerConfig, DRIVER_NAME, LocalityConfig, NodeDriver, TrustPolicy, serve_controller, serve_node,
 };
+use clap::builder::NonEmptyStringValueParser;
 
 use crate::{runtime, text};
 
@@ -27,7 +28,7 @@ pub struct CsiArgs {
     #[arg(long, value_name = "PATH")]
     kubelet_endpoint: Option<PathBuf>,
     /// Name of the node
-    #[arg(long, value_name = "NAME", required_unless_present = "controller")]
+    #[arg(long, value_name = "NAME", required_unless_present = "controller", value_parser = NonEmptyStringValueParser::new())]
     node_id: Option<String>,
     /// Serve the controller, which makes volumes of StorageClasses, instead of a node
     #[arg(long, conflicts_with_all = ["registration", "node_id", "socket", "tenants", "trust_unmarked", "pod_tokens", "events", "locality"])]

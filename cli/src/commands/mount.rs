@@ -80,10 +80,10 @@ pub struct MountArgs {
     #[arg(long)]
     allow_other: bool,
     /// Owner of all files, a numeric user id. Default: the user who mounts
-    #[arg(long)]
+    #[arg(long, value_parser = options::parse_id)]
     uid: Option<u32>,
     /// Group of all files, a numeric group id. Default: that of the user who mounts
-    #[arg(long)]
+    #[arg(long, value_parser = options::parse_id)]
     gid: Option<u32>,
     /// Mount options, as of mount(8): ro, allow_other, uid=, gid=
     #[arg(short, value_name = "OPTIONS", value_parser = options::parse)]

@@ -37,7 +37,7 @@ pub struct CheckpointPushArgs {
     #[command(flatten)]
     target: CheckpointMirrorArgs,
     /// Memory limit for data in transfer
-    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = text::parse_size)]
     memory: ByteSize,
 }
 

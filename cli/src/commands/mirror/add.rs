@@ -43,7 +43,7 @@ pub struct MirrorAddArgs {
     #[arg(long)]
     exclusive: bool,
     /// Memory limit for data in transfer
-    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = text::parse_size)]
     memory: ByteSize,
     /// Print the result for each source as a JSON object on a line of its own
     #[arg(long)]

@@ -23,7 +23,7 @@ pub struct ProjectSaveArgs {
     #[command(flatten)]
     target: CacheMirrorArgs,
     /// Memory limit for data in transfer
-    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = text::parse_size)]
     memory: ByteSize,
 }
 
