@@ -6,6 +6,7 @@
 mod completion;
 mod fragments;
 mod ingest;
+mod ladders;
 mod peer_reads;
 mod prefetch;
 mod proof;
@@ -42,6 +43,7 @@ use crate::tier::Urgency;
 
 use fragments::FragmentHistory;
 pub use fragments::RecentFragments;
+use ladders::Ladders;
 use proof::NOT_WHOLE_MESSAGE;
 pub use recent_blocks::RecentBlocks;
 use recent_failure::RecentFailures;
@@ -69,7 +71,7 @@ enum Requester {
 pub struct Content {
     blob: Blob,
     resources: Arc<SharedResources>,
-    ladder: Mutex<Arc<Ladder>>,
+    ladders: Ladders,
     whole: RwLock<Option<Arc<File>>>,
     /// The part in the cache, from its first use until the blob is whole.
     partial: Mutex<Option<Arc<PartialBlob>>>,
@@ -112,7 +114,7 @@ impl Content {
             _lease: lease,
             blob,
             resources,
-            ladder: Mutex::new(ladder),
+            ladders: Ladders::new(ladder),
         };
         if let Err(error) = content.open_local() {
             tracing::warn!(%error, "the cache cannot be used for a file");
@@ -134,15 +136,12 @@ impl Content {
 
     /// The ladder that missing blocks come down.
     fn ladder(&self) -> Arc<Ladder> {
-        self.ladder.lock().clone()
+        self.ladders.present()
     }
 
-    /// Replaces the ladder by `ladder`, if that reaches the origin and the present one does not.
-    pub(crate) fn upgrade_ladder(&self, ladder: &Arc<Ladder>) {
-        let mut present = self.ladder.lock();
-        if ladder.has_origin() && !present.has_origin() {
-            *present = ladder.clone();
-        }
+    /// Adds the ladder of another mount.
+    pub(crate) fn add_ladder(&self, ladder: &Arc<Ladder>) {
+        self.ladders.add(ladder);
     }
 
     /// The blob that this is the content of.
@@ -337,6 +336,8 @@ impl Content {
             if let Delivery::Bytes(block) = delivery {
                 return Ok(vec![block.slice(part())]);
             }
+            // A content that is proved meanwhile is local only from then on.
+            let was_present = self.is_present(index) && !self.awaits_proof();
             let (content, wanted) = (self.clone(), range.clone());
             let local = self.resources.runtime.spawn_blocking(move || content.load(requester, wanted));
             if let Some(pieces) = local.await.map_err(lost)? {
@@ -354,7 +355,7 @@ impl Content {
                 Requester::Reader => self.join_or_start(index, 1, Urgency::Read),
                 Requester::Peer(urgency) => self.join_or_start_in(FetchScope::Direct, index, 1, urgency),
             };
-            if flight.is_none() && self.is_present(index) {
+            if flight.is_none() && was_present && self.is_present(index) {
                 return Ok(vec![self.fetch_past_cache(index).await?.slice(part())]);
             }
         }

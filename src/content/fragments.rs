@@ -214,10 +214,11 @@ impl Content {
             *fetched.lock() = Bytes::copy_from_slice(&arrival.bytes);
             Ok(arrival.index)
         };
-        let wanted = Wanted::fragment(fragment);
-        self.ladder()
-            .fetch(&self.blob, wanted, (FetchScope::Direct, &|| Urgency::Read), READ_DEADLINE, accept)
-            .await?;
+        let fetch = || async {
+            let (wanted, scope) = (Wanted::fragment(fragment), FetchScope::Direct);
+            self.ladder().fetch(&self.blob, wanted, (scope, &|| Urgency::Read), READ_DEADLINE, &accept).await
+        };
+        self.ladders.fetch(fetch).await?;
         Ok(fetched.into_inner())
     }
 }

@@ -78,9 +78,11 @@ impl Content {
             *fetched.lock() = verified.bytes().clone();
             Ok(index)
         };
-        self.ladder()
-            .fetch(&self.blob, vec![index], (FetchScope::Direct, &|| Urgency::Read), READ_DEADLINE, accept)
-            .await?;
+        let fetch = || async {
+            let (wanted, scope) = (vec![index], FetchScope::Direct);
+            self.ladder().fetch(&self.blob, wanted, (scope, &|| Urgency::Read), READ_DEADLINE, &accept).await
+        };
+        self.ladders.fetch(fetch).await?;
         let bytes = fetched.into_inner();
         self.resources.recent_blocks.put_only_copy(self.blob.key, index, bytes.clone());
         Ok(bytes)

@@ -165,7 +165,7 @@ impl Content {
         let ticket = flight.queue(|urgency| budget.queue(held, urgency));
         let permit = ticket.await_grant().await;
         let urgency = flight.leave_queue();
-        let outcome = match self.fetch_missing(&flight, (scope, urgency)).await {
+        let outcome = match self.ladders.fetch(|| self.fetch_missing(&flight, (scope, urgency))).await {
             Ok(FetchOutcome::Complete) => Ok(()),
             Ok(FetchOutcome::BecameOwner) => self.complete_directly(&flight, urgency).await,
             Err(error) => Err(error),

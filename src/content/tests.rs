@@ -2,6 +2,7 @@
 
 mod ahead;
 mod fragment_reads;
+mod refused_credentials;
 mod wrong_bytes;
 
 use std::collections::VecDeque;

@@ -66,8 +66,7 @@ impl Contents {
     ) -> Arc<Content> {
         let mut live = self.live.lock();
         if let Some(content) = live.by_key.get(&blob.key).and_then(Weak::upgrade) {
-            // The content may have been opened for other nodes, whose ladders have no origin.
-            content.upgrade_ladder(ladder);
+            content.add_ladder(ladder);
             return content;
         }
         if live.by_key.len() >= live.sweep_at {
