@@ -230,7 +230,7 @@ impl Ladder {
         loop {
             let (began, missing) = (attempt.last_arrival, attempt.missing.len());
             let asked = Instant::now();
-            (attempt.wrong_bytes, attempt.stalled) = (false, false);
+            (attempt.wrong_bytes, attempt.stalled, attempt.waited) = (false, false, Duration::ZERO);
             let error = match self.ask_tiers(&mut attempt, &accept).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(error) => error,
@@ -247,7 +247,7 @@ impl Ladder {
                 wrong_bytes = 0;
             } else {
                 // Wrong bytes are no progress.
-                attempt.last_arrival = began;
+                attempt.last_arrival = began + attempt.waited;
                 attempt.grow_stall_timeout();
             }
             wrong_bytes += u32::from(attempt.wrong_bytes);
@@ -357,6 +357,7 @@ impl Ladder {
         let waiting = Instant::now();
         let mut request = HedgedRequest::new(&context, &self.parallelism, target, extent).await;
         // While no request was under way nothing could arrive.
+        attempt.waited += waiting.elapsed();
         attempt.last_arrival += waiting.elapsed();
         let mut accepting = FuturesUnordered::new();
         let mut outcome = Ok(());
@@ -376,10 +377,12 @@ impl Ladder {
             }
         }
         let (latency, flow) = request.latency_and_flow();
-        drop(request);
+        // A peer is held responsible for wrong bytes as long as its body is there.
+        let body = step.peer.is_some().then_some(request);
         while let Some(accepted) = accepting.next().await {
             outcome = outcome.and(attempt.accepted(step, Some(accepted)));
         }
+        drop(body);
         tracing::debug!(?latency, ?flow, whole = outcome.is_ok(), "answered");
         let bytes = extent.bytes_in(unit, blob.size);
         let arrived = (bytes.end - bytes.start) * u64::from(outcome.is_ok());

@@ -32,6 +32,8 @@ pub(super) struct FetchAttempt<'a> {
     pub(super) unit: u64,
     /// When a block last arrived.
     pub(super) last_arrival: Instant,
+    /// How long requests have waited for their turn since the tiers were last asked anew.
+    pub(super) waited: Duration,
     /// How long after it the attempt fails, unless another arrives.
     pub(super) stall_limit: Duration,
     /// Whether a tier has sent wrong bytes since the first tier was asked.
@@ -82,6 +84,7 @@ impl<'a> FetchAttempt<'a> {
             missing: wanted.indices,
             unit: wanted.unit,
             last_arrival: Instant::now(),
+            waited: Duration::ZERO,
             stall_limit,
             wrong_bytes: false,
             stall_timeout: REQUEST_STALL_TIMEOUT,

@@ -160,6 +160,21 @@ async fn fetch_with_one_slow_request_is_hedged() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn stage_that_waited_long_for_its_turn_outlasts_a_failure() {
+    let tier = SlowTier::new(&[ScriptedAnswer::Fail(Kind::Unavailable), ScriptedAnswer::Prompt], false);
+    let ladder = ladder(&tier);
+    (0..10).for_each(|_| ladder.parallelism.shrink());
+    let slots: Vec<_> = std::iter::from_fn(|| ladder.parallelism.try_acquire()).collect();
+    let free = async {
+        sleep(Duration::from_secs(60)).await;
+        drop(slots);
+    };
+    let (fetched, ()) = tokio::join!(fetch(&ladder, 0..1, Urgency::Stage, 30), free);
+    fetched.expect("the second request");
+    assert_eq!(tier.requests.load(Relaxed), 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn fetch_that_stalls_within_a_block_is_hedged_five_seconds_after_its_last_byte() {
     use ScriptedAnswer::{Fail, Prompt, Slow, Stalled};
     for sent in [0, BLOCK / 2, BLOCK - 1, 2 * BLOCK - 1] {

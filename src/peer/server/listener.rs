@@ -1,6 +1,7 @@
 //! The listener: accepts connections of peers, and serves their requests over HTTP.
 
 use std::convert::Infallible;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +34,9 @@ const MAX_CONNECTIONS: usize = 4096;
 const LISTENER_IDLE_TIMEOUT: Duration = Duration::from_secs(70);
 /// How long a TLS handshake may take, or the body of a gossip message.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long a peer may take nothing of what is sent to it: as long as a read of it may last.
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long to wait when a connection can't be accepted: the process has too many open files.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -74,6 +78,9 @@ pub async fn serve(listener: TcpListener, server: Arc<PeerServer>, identity: Opt
 async fn connection(stream: TcpStream, server: Arc<PeerServer>, identity: Option<Arc<Identity>>) {
     // Best effort: it only costs speed.
     let _ = stream.set_nodelay(true);
+    if let Err(error) = end_when_unread(&stream, UNREAD_TIMEOUT) {
+        tracing::debug!(%error, "a peer that reads nothing is waited for");
+    }
     let Some(identity) = identity else {
         return requests(stream, server, Caller::ANONYMOUS, || true).await;
     };
@@ -84,6 +91,13 @@ async fn connection(stream: TcpStream, server: Arc<PeerServer>, identity: Option
         Ok(Err(error)) => tracing::debug!(%error, "a peer's TLS handshake failed"),
         Err(_) => tracing::debug!("a peer's TLS handshake timed out"),
     }
+}
+
+/// Has the kernel end a connection whose other end has taken nothing of what was sent for so long: it is gone, or does not read, and
+/// what waits to be sent to it keeps its place in the budget.
+fn end_when_unread(stream: &TcpStream, timeout: Duration) -> io::Result<()> {
+    let milliseconds = timeout.as_millis().try_into().unwrap_or(u32::MAX);
+    Ok(rustix::net::sockopt::set_tcp_user_timeout(stream, milliseconds)?)
 }
 
 /// Serves the requests of one connection, until it is no more `current`: it was authenticated with an identity that may have
@@ -162,4 +176,28 @@ fn empty(status: StatusCode) -> Response<HttpBody> {
 fn with_header(mut response: Response<HttpBody>, name: HeaderName, value: u64) -> Response<HttpBody> {
     response.headers_mut().insert(name, value.into());
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn connection_to_a_peer_that_reads_nothing_ends() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let _silent = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("connected");
+        let (mut stream, _) = listener.accept().await.expect("a connection");
+        end_when_unread(&stream, Duration::from_millis(500)).expect("set");
+        let (piece, sent) = (vec![0; 1 << 20], async |stream: &mut TcpStream, piece: &[u8]| {
+            loop {
+                if let Err(error) = stream.write_all(piece).await {
+                    return error.kind();
+                }
+            }
+        });
+        let ended = timeout(Duration::from_secs(30), sent(&mut stream, &piece)).await;
+        assert_eq!(ended.expect("it ends"), io::ErrorKind::TimedOut);
+    }
 }

@@ -103,8 +103,11 @@ async fn fetch_from_a_faulty_peer_is_right_and_bounded_in_time() {
         (Refuse, 0, false),
         (GiveUp, 0, false),
     ];
-    for (fault, seconds, banned) in faults {
-        let content = noise(2 * BLOCK + 5);
+    let sizes = [BLOCK, BLOCK + 5, 2 * BLOCK + 5];
+    for ((fault, seconds, banned), size) in
+        faults.into_iter().flat_map(|fault| sizes.map(|size| (fault, size)))
+    {
+        let content = noise(size);
         let blob = MemoryBlocks::default().put(content.clone());
         let (peers, placement) = asking([member("b", "z")], FaultyPeer { fault, content: content.clone() });
         let ladder = Ladder::new(vec![Arc::new(MemoryMirror(content))], Arc::default(), Arc::default());
@@ -119,7 +122,15 @@ async fn fetch_from_a_faulty_peer_is_right_and_bounded_in_time() {
             let begin = Instant::now();
             let fetch = async |scope| {
                 let stall_limit = Duration::from_secs(30);
-                ladder.fetch(&blob, vec![0, 1, 2], (scope, &|| Urgency::Read), stall_limit, accept).await
+                ladder
+                    .fetch(
+                        &blob,
+                        (0..block::count(size)).collect::<Vec<_>>(),
+                        (scope, &|| Urgency::Read),
+                        stall_limit,
+                        accept,
+                    )
+                    .await
             };
             match fetch(FetchScope::All).await {
                 // With no other node left, this one is the owner.
@@ -132,8 +143,11 @@ async fn fetch_from_a_faulty_peer_is_right_and_bounded_in_time() {
         let took = fetch().await;
         // Bytes behind the last one are noticed only when no reader waits any more.
         tokio::time::sleep(Duration::from_millis(1)).await;
-        assert!(took <= Duration::from_secs(seconds) + Duration::from_millis(1), "{fault:?} cost {took:?}");
-        assert_eq!(peers.banned().is_empty(), !banned, "{fault:?}");
+        assert!(
+            took <= Duration::from_secs(seconds) + Duration::from_millis(1),
+            "{fault:?} cost {took:?} of {size}"
+        );
+        assert_eq!(peers.banned().is_empty(), !banned, "{fault:?} of {size}");
         let asked = peers.stats().asked;
         let took = fetch().await;
         if !matches!(fault, GiveUp | WaitForever | Dawdle) {
