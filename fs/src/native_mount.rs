@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 use rustix::path::Arg;
 
-use crate::mounts;
+use crate::mounts::{self, MountEntry};
 use crate::{Mount, Options, mountpoint};
 
 use superblock::NativeSuperblock;
@@ -92,10 +92,10 @@ impl NativeMount {
     }
 
     /// Takes over the mount of `native` at `mountpoint` that an earlier process made; `None` where there is
-    /// none. What else is mounted over it, that process was about to end.
+    /// none. What else of bdnfs is mounted over it, that process was about to end.
     ///
     /// # Errors
-    /// [`Kind::Disk`] when the mount table can't be read.
+    /// [`Kind::Busy`] where another mount covers it; [`Kind::Disk`] when the mount table can't be read.
     pub fn resume(
         superblocks: &Superblocks,
         native: &Arc<NativeSnapshot>,
@@ -106,6 +106,9 @@ impl NativeMount {
         there.retain(|mounted| mounted.mountpoint == mountpoint);
         for (above, mounted) in there.iter().rev().enumerate() {
             let Some(superblock) = superblocks.resume(native, mounted, options)? else { continue };
+            if !there.iter().rev().take(above).all(MountEntry::ours) {
+                return Err(covered(mountpoint));
+            }
             (0..above).try_for_each(|_| mounts::detach(mountpoint))?;
             let id = mount_id(CWD, mountpoint, AtFlags::NO_AUTOMOUNT).map_err(|e| failed(e, mountpoint))?;
             return Ok(Some(Self::with(superblock, mountpoint, id)));
@@ -181,11 +184,7 @@ impl NativeMount {
         if self.is_on_top() {
             end(&self.mountpoint)
         } else if self.superblock.is_mounted_at(&self.mountpoint)? {
-            let text = format!(
-                "another mount covers the mount at {}; unmount that one first",
-                self.mountpoint.display()
-            );
-            Err(Error::new(Kind::Busy, text))
+            Err(covered(&self.mountpoint))
         } else {
             Ok(())
         }
@@ -236,6 +235,11 @@ impl Drop for NativeMount {
             tracing::warn!(mountpoint = %self.mountpoint.display(), %error, "cannot unmount");
         }
     }
+}
+
+fn covered(mountpoint: &Path) -> Error {
+    let text = format!("another mount covers the mount at {}; unmount that one first", mountpoint.display());
+    Error::new(Kind::Busy, text)
 }
 
 /// The id of the mount at `path`, which no other gets while the machine is up.

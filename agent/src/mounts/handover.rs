@@ -14,7 +14,7 @@ use crate::fdstore::{FDSTORE_RESTART_PAUSE, FdStore};
 /// How often is checked whether the fd store has all mounts.
 const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// How long an agent that ends waits for an fd store that is away: without it, its mounts end.
-const LAST_STORE_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const LAST_STORE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The fd store of a persistent agent; another one has none.
 #[derive(Clone, Debug)]
@@ -91,10 +91,9 @@ impl Handover {
         done.inspect_err(|error| tracing::debug!("the fd store lacks mounts: {error}")).is_ok()
     }
 
-    /// Stores those of `mounts` that are not, before this agent ends: waits for an fd store that is away.
-    pub async fn store_last(&self, mounts: &[Arc<ManagedMount>]) {
-        let begin = Instant::now();
-        while !self.store_missing(mounts.to_vec()).await && begin.elapsed() < LAST_STORE_TIMEOUT {
+    /// Stores those of `mounts` that are not, before this agent ends: waits for an fd store that is away, until `deadline`.
+    pub async fn store_last(&self, mounts: &[Arc<ManagedMount>], deadline: Instant) {
+        while !self.store_missing(mounts.to_vec()).await && Instant::now() < deadline {
             tokio::time::sleep(FDSTORE_RESTART_PAUSE).await;
         }
     }

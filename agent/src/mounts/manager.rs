@@ -282,7 +282,7 @@ impl MountManager {
         let marked = Arc::clone(&managed);
         let staged = blocking(move || {
             if marked.mark_staged() {
-                records.put(&marked.record())?;
+                records.put(&marked.record()).inspect_err(|_| marked.unmark_staged())?;
             }
             Ok(marked.stage(verify))
         });

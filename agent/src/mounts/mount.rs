@@ -81,6 +81,11 @@ impl ManagedMount {
         !self.staged.swap(true, Ordering::Relaxed)
     }
 
+    /// Marks it as one that is not to be staged: what says so could not be recorded.
+    pub fn unmark_staged(&self) {
+        self.staged.store(false, Ordering::Relaxed);
+    }
+
     /// The id of the mount.
     pub fn id(&self) -> u64 {
         self.record.id

@@ -282,8 +282,12 @@ async fn resume_or_attach(
     eviction_pause: Arc<EvictionPause>,
 ) -> ApiResult<Attachment> {
     // It leases a pack, which no record knows.
-    if let Some(native) = manager.mounter.resume_native(snapshot, request).await? {
+    let native = manager.mounter.resume_native(snapshot, request).await;
+    if !matches!(native, Ok(None)) {
+        // A native mount has no descriptors there, and those of one that is not restored would keep its readers waiting.
         manager.handover.remove(id).await;
+    }
+    if let Some(native) = native? {
         return Ok(native);
     }
     drop(eviction_pause);

@@ -1,17 +1,20 @@
 //! Shutdown: all mounts are unmounted, or handed over to the next agent.
 
 use std::sync::Arc;
+use std::time::Instant;
 
+use super::handover::LAST_STORE_TIMEOUT;
 use super::manager::MountManager;
 use super::mount::ManagedMount;
 
 /// Refuses mounts from now on, hands over all whose descriptors the fd store has, and unmounts the others.
 pub async fn hand_over_all(manager: &MountManager) {
     let mounts = close(manager);
-    manager.handover.store_last(&mounts).await;
+    let deadline = Instant::now() + LAST_STORE_TIMEOUT;
+    manager.handover.store_last(&mounts, deadline).await;
     for managed in mounts {
-        // The fd store may have ended meanwhile.
-        manager.handover.store_last(std::slice::from_ref(&managed)).await;
+        // The fd store may have ended meanwhile. All mounts together have the time of one: whatever stops an agent waits no longer.
+        manager.handover.store_last(std::slice::from_ref(&managed), deadline).await;
         if managed.is_stored() {
             tracing::info!("the mount at {} is left to the next agent", managed.mountpoint().display());
             managed.attachment().hand_over();

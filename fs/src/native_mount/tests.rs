@@ -174,6 +174,27 @@ fn native_mount_that_is_kept_stays_and_is_resumed() {
 }
 
 #[test]
+fn native_mount_that_another_mount_covers_is_not_resumed_and_stays_covered() {
+    let fixture = NativeFixture::new();
+    fs::write(fixture.path("source/file"), "content").expect("written");
+    let native = fixture.native(&fixture.staged());
+    let mounted = fixture.mount(&native, &Options::default());
+    mounted.keep();
+    drop(mounted);
+    let (at, cover) = (fixture.path("native"), fixture.path("others"));
+    fs::write(cover.join("cover"), "").expect("written");
+    rustix::mount::mount_bind(&cover, &at).expect("bound");
+    let resume = || NativeMount::resume(&fixture.superblocks, &native, &at, &Options::default());
+    let error = resume().expect_err("covered");
+    assert!(error.kind() == Kind::Busy && error.to_string().contains("another mount covers"), "{error}");
+    assert!(at.join("cover").exists());
+    rustix::mount::unmount(&at, UnmountFlags::empty()).expect("unmounted");
+    let again = resume().expect("a table").expect("it is there");
+    again.unmount().expect("unmounted");
+    fixture.runtime.block_on(again.await_end());
+}
+
+#[test]
 fn native_mount_replaces_a_fuse_mount_that_nobody_uses() {
     let fixture = NativeFixture::new();
     fs::write(fixture.path("source/file"), "content").expect("written");

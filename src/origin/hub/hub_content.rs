@@ -45,6 +45,10 @@ pub(super) async fn get(hub: &HubOrigin, blob: &Blob, range: Range<u64>) -> Resu
         let text = format!("{}: the Hub sends content that does not have the git id of its tree", whole.name);
         return Err(doubt.unwrap_or_else(|| Error::new(Kind::Corrupt, text)));
     }
+    if content.len() as u64 != blob.size {
+        let text = format!("{}: the Hub sends {} bytes instead of {}", whole.name, content.len(), blob.size);
+        return Err(Error::new(Kind::Changed, text));
+    }
     let part = content.slice(range.start as usize..range.end as usize);
     Ok(Some(stream::iter([Ok(part)]).boxed()))
 }
