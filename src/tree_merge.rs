@@ -81,18 +81,19 @@ pub struct MergePlan {
 }
 
 impl MergeEntry {
-    /// Whether `other` looks the same.
+    /// Whether `other` looks the same, and both have the same content as far as that is known.
     fn is_same(&self, other: &Self) -> bool {
+        self.looks_like(other) && !self.has_other_content(other)
+    }
+
+    fn looks_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Directory, Self::Directory) => true,
             (Self::Link { target, .. }, Self::Link { target: other, .. }) => target == other,
             (
                 Self::File { size, mtime, executable, .. },
                 Self::File { size: other_size, mtime: other_mtime, executable: other_executable, .. },
-            ) => {
-                (size, mtime, executable) == (other_size, other_mtime, other_executable)
-                    && !self.has_other_content(other)
-            }
+            ) => (size, mtime, executable) == (other_size, other_mtime, other_executable),
             _ => false,
         }
     }
@@ -150,7 +151,7 @@ pub fn tree_of(manifest: &Manifest) -> Result<MergeTree> {
         let found = match entry.node {
             Node::Directory(_) => MergeEntry::Directory,
             Node::File(slice) => {
-                let key = manifest.blob(slice.blob)?.key;
+                let key = manifest.key(slice.blob)?;
                 let content = Some(SavedContent::new(slice, &key, versions.get(&path[..])));
                 MergeEntry::File { size: slice.len, mtime, executable, touched: false, content }
             }
@@ -167,15 +168,22 @@ pub fn merge(base: &MergeTree, ours: &MergeTree, theirs: &MergeTree) -> MergePla
     let paths: BTreeSet<_> = base.keys().chain(ours.keys()).chain(theirs.keys()).collect();
     for path in paths {
         let (base, ours, theirs) = (base.get(path), ours.get(path), theirs.get(path));
-        // What was touched may look the same and have another content, as theirs may that was published anew.
-        let is_new = base.zip(theirs).is_some_and(|(base, theirs)| base.has_other_content(theirs));
-        let looks_same = is_same(ours, theirs);
-        let may_differ = is_new || ours.is_some_and(MergeEntry::is_touched);
+        // What was published anew looks as before. It may have been touched and packed with others only, so a change of ours that can be
+        // seen wins over it.
+        let is_unseen =
+            base.zip(theirs).is_some_and(|(base, now)| base.looks_like(now) && base.has_other_content(now));
+        if is_unseen && !base.zip(ours).is_some_and(|(base, ours)| base.looks_like(ours)) {
+            continue;
+        }
+        // What was touched may look the same and have another content.
+        let looks_same = !is_unseen && is_same(ours, theirs);
+        let may_differ = ours.is_some_and(MergeEntry::is_touched);
         if !is_changed(base, theirs) || (looks_same && !may_differ) {
             continue;
         }
         let is_conflict = is_changed(base, ours) && !looks_same;
         let is_theirs = !is_conflict
+            || is_unseen
             || match (ours, theirs) {
                 (None, _) => true,
                 (_, None) => false,

@@ -34,6 +34,9 @@ use crate::task::blocking;
 /// How many objects are looked into or deleted at once.
 const GC_REQUESTS_IN_FLIGHT: usize = 32;
 
+/// How many objects are deleted before the lease is renewed again: what a run that was stopped meanwhile may delete too much.
+const GC_DELETIONS_PER_RENEWAL: usize = 128;
+
 /// The objects that refs and leases reach.
 #[derive(Debug, Default)]
 struct ReachableObjects {
@@ -59,7 +62,8 @@ impl Mirror {
         outcome
     }
 
-    async fn sweep(&self, lease: &MirrorLease, grace: Duration, dry: bool) -> Result<GcReport> {
+    /// Deletes what is not reached, as long as `lease` holds.
+    pub(super) async fn sweep(&self, lease: &MirrorLease, grace: Duration, dry: bool) -> Result<GcReport> {
         let now = lease.began();
         let grace = TimeDelta::from_std(grace).unwrap_or(TimeDelta::MAX);
         let expired_before = now.checked_sub_signed(grace).unwrap_or(DateTime::<Utc>::MIN_UTC);
@@ -70,7 +74,7 @@ impl Mirror {
             live_leases.iter().filter(|found| found.purpose == Purpose::Add).map(|found| found.began);
         let before = add_leases.fold(expired_before, DateTime::min);
 
-        let mut collector = Collector { mirror: self, before, dry, collected: GcReport::default() };
+        let mut collector = Collector { mirror: self, lease, before, dry, collected: GcReport::default() };
         let generations = self.generations(self.tenant_key(ObjectKind::Refs.name())).await?;
         let serving = live_leases.iter().filter_map(|found| match found.purpose {
             Purpose::Serve(manifest) => Some(manifest),
@@ -190,6 +194,7 @@ impl Mirror {
 /// A collection under way.
 struct Collector<'a> {
     mirror: &'a Mirror,
+    lease: &'a MirrorLease,
     /// The cutoff time: newer objects are spared.
     before: DateTime<Utc>,
     dry: bool,
@@ -261,6 +266,7 @@ impl Collector<'_> {
         for draft in self.mirror.drafts(self.mirror.tenant_key(ObjectKind::Drafts.name())).await? {
             let uploaded = self.mirror.uploaded(&draft).await?;
             if self.count(draft.written, draft.size + uploaded) && !self.dry {
+                self.lease.renew_now().await?;
                 self.mirror.discard_draft(draft).await?;
             }
         }
@@ -335,6 +341,9 @@ impl Collector<'_> {
     /// Deletes what a local directory keeps of objects that were never finished.
     async fn leftovers(&mut self) -> Result<()> {
         let Some(root) = &self.mirror.local else { return Ok(()) };
+        if !self.dry {
+            self.lease.renew_now().await?;
+        }
         let tenant = root.join("tenants").join(&*self.mirror.tenant);
         let (before, dry, mut collected) = (self.before.into(), self.dry, self.collected);
         self.collected = blocking(move || {
@@ -346,15 +355,20 @@ impl Collector<'_> {
         Ok(())
     }
 
+    /// Deletes objects, as long as the lease holds: a run that saw it lapsed does not wait, and may use what was to be deleted.
     async fn delete(&self, keys: impl IntoIterator<Item = Path>) -> Result<()> {
         if self.dry {
             return Ok(());
         }
-        let mirror = Arc::new(self.mirror.clone());
-        let deleted = stream::iter(keys).map(|key| {
-            let mirror = mirror.clone();
-            async move { mirror.delete(&key).await }
-        });
-        deleted.buffer_unordered(GC_REQUESTS_IN_FLIGHT).try_collect().await
+        let (mirror, keys) = (Arc::new(self.mirror.clone()), keys.into_iter().collect::<Vec<_>>());
+        for some in keys.chunks(GC_DELETIONS_PER_RENEWAL) {
+            self.lease.renew_now().await?;
+            let deleted = stream::iter(some.iter().cloned()).map(|key| {
+                let mirror = mirror.clone();
+                async move { mirror.delete(&key).await }
+            });
+            deleted.buffer_unordered(GC_REQUESTS_IN_FLIGHT).try_collect::<()>().await?;
+        }
+        Ok(())
     }
 }

@@ -235,15 +235,18 @@ impl Mirror {
     /// # Errors
     /// As [`remove`](Self::remove), but that it need not be there.
     pub async fn remove_checkpoint(&self, id: &CheckpointId) -> Result<bool> {
+        let key = self.entry_key(id);
+        // Read first: a saver may publish the checkpoint again as soon as its ref is removed, and enters that.
+        let listed = self.get(&key).await?;
         let removed = match self.remove(&checkpoint_key(id)).await {
             Ok(_) => true,
             Err(e) if e.kind() == Kind::NotFound => false,
             Err(e) => return Err(e),
         };
-        let key = self.entry_key(id);
-        let listed = self.head(&key).await?.is_some();
-        self.delete(&key).await?;
-        Ok(removed || listed)
+        if let Some(listed) = &listed {
+            self.delete_unchanged(&key, listed).await?;
+        }
+        Ok(removed || listed.is_some())
     }
 
     /// Removes a checkpoint as [`remove_checkpoint`](Self::remove_checkpoint) does, if it is still as its entry was read: `saved`. False

@@ -348,6 +348,25 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn collector_whose_lease_lapsed_deletes_nothing() {
+        let directory = tempfile::tempdir().expect("directory");
+        let uri = Uri::File(directory.path().to_owned());
+        let mirror = Mirror::open(&uri, &Access::default(), "t", std::env::temp_dir()).expect("a directory");
+        mirror.init().await.expect("made");
+        let key = mirror.tenant_key(&format!("{}/left", ObjectKind::Uploads.name()));
+        mirror.put(&key, "x".into()).await.expect("written");
+        let left = File::options().write(true).open(directory.path().join(key.as_ref())).expect("there");
+        left.set_modified(std::time::SystemTime::UNIX_EPOCH).expect("dated back");
+        let lease = mirror.sweep_lease().await.expect("leased");
+        let_lapse(&lease, directory.path());
+        let error = mirror.sweep(&lease, Duration::ZERO, false).await.expect_err("lapsed");
+        assert_eq!(error.kind(), Kind::Unavailable);
+        assert!(mirror.head(&key).await.expect("asked").is_some());
+        let report = mirror.collect(Duration::ZERO, false).await.expect("collected");
+        assert!(mirror.head(&key).await.expect("asked").is_none(), "{report:?}");
+    }
+
+    #[tokio::test]
     async fn lapsed_lease_in_exclusive_mirror_changes_no_ref_after_another_writer() {
         let directory = tempfile::tempdir().expect("directory");
         let uri = Uri::File(directory.path().to_owned());

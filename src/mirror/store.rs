@@ -33,6 +33,8 @@ const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How often an object is written on a condition until the service's response arrives, and the waits between, at first and at
 /// most: a connection that is lost is an accident, three are an outage.
 const LOST_ATTEMPT_LIMIT: u32 = 3;
+/// How long after the first attempt another may begin: far less than a lease lasts, under which what is written is used.
+const LOST_RETRY_PERIOD: Duration = Duration::from_secs(60);
 const LOST_BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(2));
 
 /// An object that was read whole.
@@ -146,7 +148,7 @@ impl Mirror {
         payload: &PutPayload,
         condition: PutMode,
     ) -> object_store::Result<bool> {
-        let mut backoff = Backoff::new(LOST_BACKOFF.0, LOST_BACKOFF.1, entropy());
+        let (began, mut backoff) = (Instant::now(), Backoff::new(LOST_BACKOFF.0, LOST_BACKOFF.1, entropy()));
         for attempt in 1.. {
             match self.store.objects.put_opts(key, payload.clone(), condition.clone().into()).await {
                 Ok(_) => return Ok(true),
@@ -154,7 +156,11 @@ impl Mirror {
                     break;
                 }
                 // The store's client repeats no write that may have been done.
-                Err(e) if attempt < LOST_ATTEMPT_LIMIT && is_lost(&e) => sleep(backoff.wait()).await,
+                Err(e)
+                    if is_lost(&e) && attempt < LOST_ATTEMPT_LIMIT && began.elapsed() < LOST_RETRY_PERIOD =>
+                {
+                    sleep(backoff.wait()).await;
+                }
                 Err(e) => return Err(e),
             }
         }

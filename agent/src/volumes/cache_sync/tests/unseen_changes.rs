@@ -46,6 +46,32 @@ async fn content_saved_with_the_size_and_time_of_the_former_replaces_it_on_other
     assert_eq!((other.pull().await.taken, other.found()), (0, one.found()));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn content_saved_unseen_is_taken_over_unseen_changes_only_which_are_reported() {
+    let (_mirror, one, other) = nodes();
+    for name in ["both", "removed", "older", "touched"] {
+        one.write(name, "first");
+    }
+    one.save().await;
+    other.pull().await;
+    rewrite_unseen(&one, "both", "mine!");
+    for name in ["removed", "older", "touched"] {
+        rewrite_unseen(&one, name, "first");
+    }
+    one.write("new", "new");
+    one.save().await;
+    rewrite_unseen(&other, "both", "yours");
+    fs::remove_file(other.tree().join("removed")).unwrap();
+    other.write("older", "changed here");
+    let past = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+    fs::File::open(other.tree().join("older")).and_then(|file| file.set_modified(past)).unwrap();
+    let pulled = other.pull().await;
+    assert_eq!(pulled.conflicts, [b"both".to_vec()]);
+    let found = ["both", "removed", "older", "touched", "new"].map(|name| other.read(name));
+    let expected = [Some("mine!"), None, Some("changed here"), Some("first"), Some("new")];
+    assert_eq!(found, expected.map(|content| content.map(str::to_owned)));
+}
+
 /// Writes another content to a file of a node, which shows neither in its size nor in its time.
 fn rewrite_unseen(node: &HomeNode, name: &str, content: &str) {
     let modified = fs::metadata(node.tree().join(name)).and_then(|found| found.modified()).unwrap();
