@@ -29,6 +29,7 @@ pub mod inventory;
 pub mod io;
 pub mod layout;
 pub mod leases;
+
 pub mod node;
 pub(crate) mod open_manifests;
 mod part_table;
@@ -40,6 +41,7 @@ pub mod pressure;
 pub mod removal;
 pub mod removal_marks;
 mod removed_files;
+mod root_lock;
 pub mod scrub;
 pub mod space;
 #[cfg(test)]
@@ -206,7 +208,11 @@ impl Cache {
     /// [`Kind::Disk`] and [`Kind::NoSpace`]; [`Kind::Busy`] while the disk does not answer.
     pub fn begin(&self, key: &Key, size: u64) -> Result<Arc<PartialBlob>> {
         if let Some(part) = self.parts.find(key) {
-            return Ok(part);
+            if part.size() == size {
+                return Ok(part);
+            }
+            let text = format!("blob {key} is in use with {} bytes, and not with {size}", part.size());
+            return Err(Error::new(Kind::Changed, text));
         }
         let (layout, space, writer) =
             (self.partition.layout.clone(), self.space.clone(), self.writer.clone());

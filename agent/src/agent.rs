@@ -33,6 +33,8 @@ use crate::signals::Shutdown;
 use crate::telemetry::scrape::Scrape;
 use crate::volumes::Volumes;
 
+/// How long an agent that is to unmount everything waits until the mounts of the last run are restored.
+const RESTORE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the status waits for the disk of the volumes: who asks for it waits for two seconds.
 const UNSAVED_LISTING_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -206,6 +208,10 @@ impl Agent {
 
     /// Ends its jobs and publications, leaves the cluster, and unmounts all mounts or hands them over.
     pub async fn shut_down(&self, how: Shutdown) {
+        if how == Shutdown::Stop {
+            // What is not restored yet is in nobody's list, and would stay.
+            let _ = timeout(RESTORE_TIMEOUT, self.lifecycle.ready()).await;
+        }
         self.jobs.end_all(how).await;
         self.publications.end_all(how == Shutdown::Stop).await;
         let mounts = async {

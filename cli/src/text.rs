@@ -22,9 +22,14 @@ pub fn time_of_day(seconds: i64) -> Option<String> {
 /// A name from a source, without control characters, for a line of its own.
 pub fn printable(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
-        Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
+        Ok(text) if !text.chars().any(|c| c.is_control() || is_bidirectional(c)) => text.to_owned(),
         _ => bytes.escape_ascii().to_string(),
     }
+}
+
+/// Whether a character changes the direction in which others are shown: with it, one name can look like another.
+fn is_bidirectional(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// A name from a source for JSON, which escapes control characters itself.
@@ -104,6 +109,7 @@ mod tests {
             (&b"a/b.bin"[..], "a/b.bin", "a/b.bin"),
             ("é\u{2028}".as_bytes(), "é\u{2028}", "é\u{2028}"),
             (b"a\nb", r"a\nb", "a\nb"),
+            ("a\u{202e}b".as_bytes(), r"a\xe2\x80\xaeb", "a\u{202e}b"),
             (br"a\nb", r"a\nb", r"a\nb"),
             (b"a\xff", r"a\xff", r"a\xff"),
         ] {

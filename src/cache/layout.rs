@@ -1,7 +1,7 @@
 //! The layout of a cache directory, its format file and its lock.
 
 use std::fs::{DirBuilder, File};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, Stat, StatxFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
 use crate::blob::Key;
@@ -19,6 +19,7 @@ use crate::error::{Error, Kind, Result};
 use crate::source::tenant;
 
 use super::directory::CacheDirectory;
+use super::root_lock::RootLock;
 
 /// The first line of the `format` file. Another number: another layout, refused.
 const FORMAT: &str = "bdnfs cache 1\n";
@@ -57,7 +58,7 @@ impl BlobFile {
 #[derive(Debug)]
 pub struct CacheRoot {
     directory: CacheDirectory,
-    lock: File,
+    lock: RootLock,
 }
 
 impl CacheRoot {
@@ -68,7 +69,7 @@ impl CacheRoot {
     pub fn open(path: &Path) -> Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|e| unusable(path, e))?;
         let directory = CacheDirectory::open(path)?;
-        let lock = lock(&directory)?;
+        let lock = RootLock::take(&directory)?;
         check_format(&directory)?;
         directory.subdirectory(TENANTS_DIRECTORY).map_err(|e| unusable(path, e))?;
         Ok(Self { directory, lock })
@@ -81,7 +82,7 @@ impl CacheRoot {
 
     /// Writes to its disk, next to nothing.
     pub(super) fn touch(&self) {
-        super::io::touch(&self.lock);
+        super::io::touch(self.lock.file());
     }
 
     /// The directory `name` of `tenant`; made if it is missing.
@@ -292,6 +293,14 @@ impl Layout {
         })
     }
 
+    /// Makes it durable that a file of `key` was removed or renamed.
+    ///
+    /// # Errors
+    /// The disk's own.
+    pub fn sync_removal(&self, key: &Key) -> io::Result<()> {
+        self.blobs.subdirectory(shard(key))?.sync()
+    }
+
     fn sync_shards(&self, renamed: [u64; 4]) -> io::Result<()> {
         let shards = (0..=255u8).filter(|shard| renamed[usize::from(shard / 64)] >> (shard % 64) & 1 == 1);
         match shards.clone().count() {
@@ -327,21 +336,6 @@ pub(super) fn on_disk(bytes: u64) -> u64 {
 
 fn unusable(root: &Path, error: io::Error) -> Error {
     Error::disk(format!("cannot use {} as the cache", root.display()), error)
-}
-
-fn lock(root: &CacheDirectory) -> Result<File> {
-    let name = root.path().display();
-    let fault = |e: io::Error| Error::disk(format!("cannot lock the cache {name}"), e);
-    let mut file = root.file("lock", OFlags::RDWR | OFlags::CREATE).map_err(fault)?;
-    if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-        let mut owner = String::new();
-        file.read_to_string(&mut owner).map_err(fault)?;
-        let owner = owner.trim();
-        return Err(Error::new(Kind::Busy, format!("the cache {name} is in use by process {owner}")));
-    }
-    file.set_len(0).and_then(|()| file.seek(SeekFrom::Start(0))).map_err(fault)?;
-    writeln!(file, "{}", std::process::id()).map_err(fault)?;
-    Ok(file)
 }
 
 /// Holds the `format` file against [`FORMAT`]. A new cache gets one, and so does one whose file a power cut left empty.

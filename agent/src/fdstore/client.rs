@@ -263,6 +263,8 @@ impl FdStore {
     /// Receives all that the fd store has, which keeps it too.
     fn take_all(&self) -> io::Result<(OwnedFd, Vec<StoredMount>)> {
         let socket = self.connect()?;
+        // One that a signal has stopped would never answer.
+        self.continue_process(Some(&socket));
         wire::send(socket.as_fd(), &Message::Give, &[])?;
         let mut stored = Vec::new();
         loop {

@@ -1,6 +1,6 @@
 //! What the agent asks the fd store to invalidate in the kernel, for the mounts.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -51,20 +51,20 @@ impl FdStore {
                 self.pending.give_up(id);
                 return false;
             }
-            let store = Arc::clone(&self);
+            let (store, link) = (Arc::clone(&self), self.link.borrow().clone());
             let continued = blocking(move || {
-                store.continue_process();
+                store.continue_process(link.as_deref());
                 Ok(())
             });
             let _ = continued.await;
         }
     }
 
-    /// Continues the fd store where a signal has stopped it. One that runs, or in another container, is left as it is.
-    fn continue_process(&self) {
+    /// Continues the fd store, which is at the other end of `link`, where a signal has stopped it. One that runs, or in another
+    /// container, is left as it is.
+    pub(super) fn continue_process(&self, link: Option<&OwnedFd>) {
         if self.service.is_some() {
-            let link = self.link.borrow().clone();
-            let _ = link.is_some_and(|link| signal_peer(&link, Signal::CONT));
+            let _ = link.is_some_and(|link| signal_peer(link, Signal::CONT));
         } else if let Ok(Err(owner)) = self.lock.take()
             && let Some(process) = self.lock.find_process(&owner)
         {

@@ -170,6 +170,12 @@ async fn resolve_online(
     let Some(at) = &request.mirror else {
         return Ok((list_origin(engine, uri, patterns, &request.weights.access).await?, now));
     };
+    let asked = at.clone();
+    if blocking(move || mirror::is_missing(&asked)).await? {
+        let resolved = list_origin(engine, uri, patterns, &request.weights.access).await?;
+        let note = format!("no mirror found at {}, so {uri} is read from its origin", at.url.expose());
+        return Ok((ResolvedSnapshot { note: Some(note), ..resolved }, now));
+    }
     let mirror = mirror::open(at, scratch.to_owned())?;
     let found = match find(&mirror, uri, &request.weights.access, &patterns).await {
         Ok(Some(found)) => found,

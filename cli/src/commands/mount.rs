@@ -11,6 +11,7 @@ use bdnfs_agent::AgentServer;
 use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::{MountInfo, MountRequest, Weights};
 use bdnfs_agent::signals;
+use bdnfs_fs::mounts;
 
 use crate::access::option_name;
 use crate::cache::CacheArgs;
@@ -20,8 +21,7 @@ use crate::mountpoint::CreatedDirectories;
 use crate::options::{self, MountBackendArg, MountOptions};
 use crate::output::{mount_summary, stderr_line};
 use crate::runtime;
-use crate::source::SourceOptions;
-use crate::source::{self, Source};
+use crate::source::{self, Source, SourceOptions};
 use crate::spawn::{AGENT_EXIT_TIMEOUT, AGENT_START_POLL_INTERVAL, SpawnOutcome, spawn};
 use crate::weights::WeightsEntry;
 use crate::{mountpoint, progress, text, weights};
@@ -328,17 +328,16 @@ impl MountSession {
     }
 
     async fn stage(&self, mounted: &MountInfo) -> Result<()> {
-        let start = Instant::now();
+        let (start, mountpoint) = (Instant::now(), mounted.mountpoint.display());
+        // An on-demand agent ends with its last mount.
+        let is_unmounted = || matches!(mounts::at(&mounted.mountpoint), Ok(None));
         let staging = match progress::stage(&self.client, mounted.id, self.args.verify).await {
             Ok(staging) => staging,
-            Err(error) if error.is(Kind::NotFound) => {
-                bail!("{} was unmounted before it was staged", mounted.mountpoint.display());
+            Err(error) if error.is(Kind::NotFound) || error.is_gone() && is_unmounted() => {
+                bail!("{mountpoint} was unmounted before it was staged");
             }
             Err(error) if error.is_gone() => {
-                bail!(
-                    "the agent ended before {} was staged; see `bdnfs status`",
-                    mounted.mountpoint.display()
-                );
+                bail!("the agent ended before {mountpoint} was staged; see `bdnfs status`");
             }
             Err(error) => {
                 let unmounted = if self.requests.len() > 1 { "all mounts are" } else { "it is" };

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use bdnfs_tests::ca::TestCa;
 use bdnfs_tests::freezer::FrozenProcess;
-use bdnfs_tests::mounts::drop_caches;
+use bdnfs_tests::mounts::{drop_caches, is_mounted};
 use bdnfs_tests::process::{eventually, wait_for_exit};
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
@@ -92,6 +92,38 @@ fn fdstore_with_hung_agent_lets_the_next_take_over() {
     assert_same(&bytes, &reader.join().unwrap().unwrap(), "who read meanwhile");
     assert_eq!(rustix::fs::stat(&point).unwrap().st_dev, device);
     agent.stop();
+}
+
+#[test]
+fn fdstore_stopped_by_a_signal_is_continued_by_the_next_agent() {
+    let env = TestEnv::new();
+    let bytes = env.put("file", 3 << 20);
+    let agent = env.machine.agent("");
+    let point = env.machine.mount("s3://bucket", "mnt");
+    let device = rustix::fs::stat(&point).unwrap().st_dev;
+    let lock = env.machine.cache().join("holder.lock");
+    eventually("it has said which process it is", || fs::read(&lock).is_ok_and(|owner| !owner.is_empty()));
+    let stores = env.machine.fdstores();
+    stores.iter().for_each(|store| kill_process(*store, Signal::STOP).unwrap());
+    agent.crash();
+    let agent = env.machine.agent("");
+    assert_same(&bytes, &fs::read(point.join("file")).unwrap(), "the same mount");
+    assert_eq!((rustix::fs::stat(&point).unwrap().st_dev, env.machine.fdstores()), (device, stores));
+    agent.stop();
+}
+
+#[test]
+fn agent_that_is_stopped_while_it_restores_mounts_leaves_none() {
+    let env = TestEnv::new();
+    env.put("file", 5000);
+    let agent = env.machine.agent("");
+    let points: Vec<_> = (0..20).map(|n| env.machine.mount("s3://bucket", &format!("mnt{n}"))).collect();
+    agent.crash();
+    let agent = env.machine.agent_not_ready("");
+    eventually("it is asked to stop", || env.machine.run(&["agent", "--stop"]).code == Some(0));
+    drop(agent);
+    assert_eq!(points.iter().filter(|point| is_mounted(point)).count(), 0);
+    eventually("its fd store has ended", || env.machine.fdstores().is_empty());
 }
 
 #[test]
