@@ -16,7 +16,7 @@ use crate::cache::pressure::CachePressureListener;
 use crate::cache::removal::RemovalListener;
 use crate::content::{Content, SharedResources};
 use crate::digest::Digest;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::fetch::Ladder;
 use crate::manifest::{ListingNotes, Manifest, Node, Slice};
 use crate::metrics::Traffic;
@@ -225,8 +225,17 @@ impl Snapshot {
     }
 
     /// The content of a blob, shared by all its users.
-    pub(crate) fn content(&self, blob: u32) -> Result<Arc<Content>> {
-        Ok(self.contents.open(self.manifest().blob(blob)?, &self.resources, self.ladder_of(blob)))
+    pub(crate) fn content(&self, number: u32) -> Result<Arc<Content>> {
+        let blob = self.manifest().blob(number)?;
+        let (size, name) = (blob.size, blob.to_string());
+        let content = self.contents.open(blob, &self.resources, self.ladder_of(number));
+        match content.blob().size {
+            shared if shared == size => Ok(content),
+            other => {
+                let text = format!("{name}: the server calls {other} and {size} bytes by the same version");
+                Err(Error::new(Kind::Changed, text))
+            }
+        }
     }
 
     /// Whether the cache has every blob of it, whole. Looks at each on the local disk.

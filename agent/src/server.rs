@@ -9,6 +9,7 @@ mod socket;
 use std::future::IntoFuture;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bdnfs::cache::eviction::EvictionPause;
 use bdnfs::engine::Engine;
@@ -20,6 +21,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use crate::agent::{Agent, AgentConfig};
 use crate::api::{self, ApiResult};
@@ -32,6 +34,9 @@ use crate::lifecycle::KeepAlive;
 use crate::open_files;
 use crate::signals::{self, Shutdown};
 pub use socket::ControlSocket;
+
+/// How long an agent that ends waits for requests that are under way: its mounts stand still meanwhile.
+const REQUEST_END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An agent that has its cache and listens.
 #[derive(Debug)]
@@ -156,7 +161,14 @@ impl AgentServer {
         }
         await_end(&agent, shutdown).await;
         end.send_replace(true);
-        let served: io::Result<()> = serving.join_all().await.into_iter().collect();
+        // A request that has no end must not keep the cache from the next agent.
+        let served: io::Result<()> = match timeout(REQUEST_END_TIMEOUT, serving.join_all()).await {
+            Ok(served) => served.into_iter().collect(),
+            Err(_) => {
+                tracing::warn!("gave up requests that were still under way");
+                Ok(())
+            }
+        };
         agent.close().await;
         // Mounts that are handed over still use the cache.
         if let Some(claim) = claim.filter(|_| !agent.is_handed_over()) {

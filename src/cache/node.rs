@@ -1,6 +1,7 @@
 //! The cache of a node: the partitions of all tenants in one directory, under one lock and one set of limits.
 
 use std::collections::BTreeMap;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -18,6 +19,9 @@ use super::removal_marks::RemovalMarks;
 use super::removed_files::RemovedFiles;
 use super::space::TenantSpace;
 use super::{Cache, Limits, pins};
+
+/// The beginning of the name of a manifest that is being written: tempfile's own.
+const MANIFEST_DRAFT_PREFIX: &[u8] = b".tmp";
 
 /// The cache of a node.
 #[derive(Debug)]
@@ -69,6 +73,7 @@ impl NodeCache {
             return Ok(cache.clone());
         }
         let layout = Layout::open(self.root.clone(), tenant)?;
+        remove_drafts(layout.manifests());
         let directory = |name| {
             let directory = self.root.tenant_directory(tenant, name);
             directory.map_err(|e| Error::disk("cannot use the cache", e))
@@ -125,5 +130,31 @@ impl NodeCache {
     /// The evictor, which enforces the limits.
     pub fn evictor(&self) -> &Arc<Evictor> {
         &self.evictor
+    }
+}
+
+/// Removes what an earlier process has not finished of the manifests in a directory: up to gigabytes for millions of files. Nothing
+/// else writes there before.
+fn remove_drafts(manifests: &Path) {
+    let Ok(entries) = std::fs::read_dir(manifests) else { return };
+    for entry in entries.flatten() {
+        if entry.file_name().as_bytes().starts_with(MANIFEST_DRAFT_PREFIX) {
+            let removed = std::fs::remove_file(entry.path());
+            removed.unwrap_or_else(|error| tracing::warn!(%error, "a draft of a manifest stays"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn draft_of_a_manifest_that_a_crash_left_is_removed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let names = [".tmpAbC123", "kept"];
+        names.iter().for_each(|name| std::fs::write(directory.path().join(name), "x").expect("written"));
+        remove_drafts(directory.path());
+        assert_eq!(names.map(|name| directory.path().join(name).exists()), [false, true]);
     }
 }

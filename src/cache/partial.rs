@@ -51,6 +51,12 @@ impl PartialBlob {
         (key, size): (Key, u64),
         now: SystemTime,
     ) -> Result<Self> {
+        if size > MAX_CACHED_BLOB_BYTES {
+            return Err(Error::new(
+                Kind::NoSpace,
+                format!("a blob of {size} bytes is larger than a cache can hold"),
+            ));
+        }
         let blocks = block::count(size);
         let file = layout.create_blob(&key, BlobFile::Part)?;
         let metadata = file.metadata().map_err(|e| layout.fault("stat", &key, e))?;
@@ -296,6 +302,9 @@ impl PartialBlob {
         stored.map(|index| block::len(self.size, index)).sum()
     }
 }
+
+/// The largest blob that is cached, in bytes: 128 TiB, whose map takes 32 MiB of memory. An origin may claim any size.
+const MAX_CACHED_BLOB_BYTES: u64 = 1 << 47;
 
 /// Opens the map of a part, or makes one where there is none that fits. `sound` says that the part itself fits.
 fn open_map(layout: &Layout, key: &Key, size: u64, sound: bool) -> Result<(File, Presence)> {

@@ -115,7 +115,9 @@ impl Partition {
     /// # Errors
     /// [`Kind::Disk`](crate::error::Kind::Disk).
     pub(super) fn remove_damaged(&self, key: &Key, file: &File) -> Result<()> {
-        self.removed_files.remove(key, file, || self.layout.remove(key, BlobFile::Whole))
+        self.removed_files.remove(key, file, || self.layout.remove(key, BlobFile::Whole))?;
+        // A power cut would bring it back, verified as it seems.
+        self.layout.sync_removal(key).map_err(|e| self.layout.fault("remove", key, e))
     }
 
     /// Remembers a damaged file that is removed, as long as it is open.

@@ -157,6 +157,10 @@ fn check_blob(cache: &Cache, found: &CachedFile, pace: ScrubPace<'_>) -> Result<
 
 /// Holds the blocks of a part that are said to be here against their checks.
 fn part(cache: &Cache, found: &CachedFile, pace: ScrubPace<'_>) -> Result<BlobVerdict> {
+    // It was being made, or a power cut left it so: it has not its size yet.
+    if found.size == 0 {
+        return Ok(BlobVerdict::Unknown);
+    }
     // The part that is in use, if any, so that its readers see the result.
     let Some(partial) = cache.resume(&found.key, found.size)? else { return Ok(BlobVerdict::Unknown) };
     let started = cache.now();

@@ -41,6 +41,9 @@ impl Content {
         urgency: Urgency,
     ) -> Option<Arc<Flight>> {
         let count = block::count(self.blob.size);
+        if index >= count {
+            return None;
+        }
         let most = most.clamp(1, self.ladder().extent_blocks(&self.blob, index).min(count - index));
         loop {
             if self.is_present(index) {

@@ -2,6 +2,7 @@
 
 mod ahead;
 mod fragment_reads;
+mod hostile_sizes;
 mod refused_credentials;
 mod wrong_bytes;
 

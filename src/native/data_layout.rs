@@ -15,6 +15,8 @@ pub const PAGE_BLOCK_BITS: u8 = 12;
 pub const MAX_DEVICES: usize = u16::MAX as usize;
 /// Content of at most so many bytes goes to the pack: a device for each would be a file that the kernel opens while it mounts.
 const MAX_PACKED_BYTES: u64 = BLOCK;
+/// The largest chunk that an inode can tell, in bits above a block: its format has five bits for that.
+const MAX_CHUNK_BITS: u32 = 31;
 /// The smallest chunk of a large file, in bits, and the most chunks that it has: what its last block lacks to a whole one can't be
 /// read from its own device, where the kernel takes the file's end for a failure, so the last chunk is copied to the pack.
 const MIN_CHUNK_BITS: u32 = 16;
@@ -176,16 +178,30 @@ impl DataLayout {
             (None, None) => None,
             (None, Some(address)) => Some(Chunks { bits: whole_bits, addresses: vec![address] }),
             (Some(device), None) => {
-                Some(Chunks { bits: whole_bits, addresses: vec![ChunkAddress { device, block: 0 }] })
+                // What an inode can tell of a chunk: a larger file has several.
+                let bits = whole_bits.min(MAX_CHUNK_BITS + u32::from(self.block_bits));
+                Some(Chunks {
+                    bits,
+                    addresses: self.device_chunks(device, slice.len.div_ceil(1 << bits), bits).collect(),
+                })
             }
             (Some(device), Some(last)) => {
                 let bits = chunk_bits(slice.len);
-                let block = |chunk: u64| (chunk << bits >> self.block_bits) as u32;
-                let addresses =
-                    (0..slice.len >> bits).map(|chunk| ChunkAddress { device, block: block(chunk) });
+                let addresses = self.device_chunks(device, slice.len >> bits, bits);
                 Some(Chunks { bits, addresses: addresses.chain([last]).collect() })
             }
         }
+    }
+
+    /// The first `count` chunks of `device`, of 2^`bits` bytes each.
+    fn device_chunks(
+        &self,
+        device: u16,
+        count: u64,
+        bits: u32,
+    ) -> impl Iterator<Item = ChunkAddress> + use<> {
+        let block_bits = self.block_bits;
+        (0..count).map(move |chunk| ChunkAddress { device, block: (chunk << bits >> block_bits) as u32 })
     }
 
     /// The files of which bytes lie in one of `ranges` of the pack, each its first byte and its length. Files with the same content
@@ -264,6 +280,21 @@ mod tests {
     fn chunks(manifest: &Manifest, layout: &DataLayout, index: u32) -> Option<Chunks> {
         let Node::File(slice) = manifest.entry(index).expect("an entry").node else { return None };
         layout.chunks(index, slice)
+    }
+
+    #[test]
+    fn data_layout_of_a_file_larger_than_the_largest_chunk_has_several() {
+        for (size, count) in [(1 << 40, 1), ((1 << 40) + 512, 2), (1 << 41, 2)] {
+            let manifest = manifest(&[size]);
+            let Ok(layout) = DataLayout::new(&manifest, SMALL_BLOCK_BITS) else {
+                assert_eq!(size, 1 << 41, "an index tells fewer blocks");
+                continue;
+            };
+            let found = chunks(&manifest, &layout, 1).expect("content");
+            assert!(found.bits - u32::from(SMALL_BLOCK_BITS) <= MAX_CHUNK_BITS, "{size}");
+            let blocks: Vec<_> = found.addresses.iter().map(|address| u64::from(address.block)).collect();
+            assert_eq!(blocks, (0..count).map(|chunk| chunk << (found.bits - 9)).collect::<Vec<_>>());
+        }
     }
 
     #[test]

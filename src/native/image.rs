@@ -273,15 +273,17 @@ impl Image<'_> {
         Ok(xattrs)
     }
 
+    /// The digest of a file, if it is known. Asked again it is the same, whatever became of the blob meanwhile: inodes are measured
+    /// before they are written.
     fn digest(&mut self, slice: Slice) -> Result<Option<Digest>> {
-        let known = &mut self.digests[slice.blob as usize];
-        match known {
-            Some(digest) if slice.len == self.snapshot.manifest().blob_size(slice.blob)? => Ok(*digest),
-            _ => {
+        if slice.len != self.snapshot.manifest().blob_size(slice.blob)? {
+            return Ok(None);
+        }
+        match self.digests[slice.blob as usize] {
+            Some(known) => Ok(known),
+            None => {
                 let digest = self.snapshot.digest(slice)?;
-                if digest.is_some() {
-                    *known = Some(digest);
-                }
+                self.digests[slice.blob as usize] = Some(digest);
                 Ok(digest)
             }
         }
@@ -305,9 +307,11 @@ impl<W: Write> Output<W> {
         self.out.write_all(bytes).map_err(failed)
     }
 
-    /// Writes zeros up to byte `end` of the image.
+    /// Writes zeros up to byte `end` of the image, which is not behind that yet.
     fn pad_to(&mut self, end: u64) -> Result<()> {
-        let zeros = end.saturating_sub(self.at);
+        let Some(zeros) = end.checked_sub(self.at) else {
+            return Err(failed(io::Error::other("a part of it is longer than it was measured")));
+        };
         io::copy(&mut io::Read::take(io::repeat(0), zeros), &mut self.out).map_err(failed)?;
         self.at += zeros;
         Ok(())

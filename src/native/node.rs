@@ -71,7 +71,7 @@ impl Tail {
         match self {
             Self::Blocks { len, first } => (erofs::FLAT_PLAIN, *len, *first),
             Self::Inline(content) => (erofs::FLAT_INLINE, content.len() as u64, 0),
-            // No file is larger than the blocks that an index can tell, so its chunks fit into the five bits.
+            // The five bits hold it: no chunk is larger.
             Self::Chunks { len, chunks, block_bits } => {
                 let bits = chunks.bits - u32::from(*block_bits);
                 (erofs::CHUNK_BASED, *len, u32::from(erofs::CHUNK_INDEXES) | bits)

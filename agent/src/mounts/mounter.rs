@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bdnfs::auth::load;
 use bdnfs::engine::Engine;
-use bdnfs::error::{Kind, Result};
+use bdnfs::error::{Error, Kind, Result};
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::{SecretStore, Uri};
 use bdnfs::task::blocking;
@@ -18,7 +18,7 @@ use super::history::SourceHistory;
 use super::lookup;
 use super::record::MountRecord;
 use super::resolved_snapshot::ResolvedSnapshot;
-use crate::api::{ApiResult, Failure, MirrorRequest, MountBackend, MountRequest};
+use crate::api::{ApiResult, DEFAULT_TENANT, Failure, MirrorRequest, MountBackend, MountRequest};
 use crate::{runtime, text};
 
 /// The threads that take a mount's requests, however few processors there are: what they wait for is the cache's disk, where a
@@ -43,21 +43,32 @@ pub struct MountDefaults {
 impl MountDefaults {
     /// A request with the agent's mirror, where it names none, and with the agent's secret stores after its own, unless it is of
     /// a user that may not use them ([`Access::explicit_only`](bdnfs::source::Access)). Nothing else adds these stores.
-    fn add_to(&self, request: &MountRequest) -> MountRequest {
+    fn add_to(&self, request: &MountRequest, own_tenant: &str) -> MountRequest {
         let mut request = request.clone();
         if !request.weights.access.explicit_only {
             request.weights.access.secrets.extend_from_slice(&self.secrets);
         }
         if request.mirror.is_none() && !request.direct {
             request.mirror.clone_from(&self.mirror);
-            if let (Some(mirror), Some(tenant)) = (&mut request.mirror, &request.tenant) {
-                mirror.tenant.clone_from(tenant);
-            }
         } else if let Some(mirror) = &mut request.mirror {
             mirror.access.secrets.extend_from_slice(&self.secrets);
         }
+        if let Some(mirror) = &mut request.mirror {
+            request.tenant.as_deref().unwrap_or(own_tenant).clone_into(&mut mirror.tenant);
+        }
         request
     }
+}
+
+/// Refuses a mirror that is named for another tenant than `tenant`, whose data it would become. One that is named for none says the
+/// default one.
+fn check_tenant(mirror: &MirrorRequest, tenant: &str) -> Result<()> {
+    if mirror.tenant != tenant && mirror.tenant != DEFAULT_TENANT {
+        let text =
+            format!("the mirror is named for tenant {}, and the request is one of {tenant}", mirror.tenant);
+        return Err(Error::new(Kind::Invalid, text));
+    }
+    Ok(())
 }
 
 /// A request with the regions and endpoints that its secrets name. Reads them.
@@ -102,7 +113,8 @@ impl Mounter {
     /// # Errors
     /// [`Kind::Refused`] for a secret that is nowhere.
     pub async fn with_defaults(&self, request: &MountRequest) -> Result<MountRequest> {
-        let request = self.defaults.add_to(request);
+        self.check_mirror(request)?;
+        let request = self.defaults.add_to(request, self.engine.tenant());
         blocking(move || complete(request)).await
     }
 
@@ -117,23 +129,30 @@ impl Mounter {
     ) -> Result<Option<MirrorRequest>> {
         let mut mirror = match named {
             Some(mut named) => {
+                check_tenant(&named, tenant.unwrap_or(self.engine.tenant()))?;
                 named.access.secrets.extend_from_slice(&self.defaults.secrets);
                 named
             }
             None => {
-                let Some(mut own) = self.defaults.mirror.clone() else { return Ok(None) };
-                tenant.unwrap_or(&own.tenant.clone()).clone_into(&mut own.tenant);
+                let Some(own) = self.defaults.mirror.clone() else { return Ok(None) };
                 own
             }
         };
+        tenant.unwrap_or(self.engine.tenant()).clone_into(&mut mirror.tenant);
         let uri: Uri = mirror.url.expose().parse()?;
         mirror.access = load::complete_access(&uri, mirror.access)?;
         Ok(Some(mirror))
     }
 
-    /// Fails where `request` names a missing secret. Reads secrets.
+    /// Fails where `request` names a missing secret, or a mirror for another tenant. Reads secrets.
     pub fn check(&self, request: &MountRequest) -> Result<()> {
-        complete(self.defaults.add_to(request)).map(drop)
+        self.check_mirror(request)?;
+        complete(self.defaults.add_to(request, self.engine.tenant())).map(drop)
+    }
+
+    fn check_mirror(&self, request: &MountRequest) -> Result<()> {
+        let tenant = request.tenant.as_deref().unwrap_or(self.engine.tenant());
+        request.mirror.as_ref().map_or(Ok(()), |mirror| check_tenant(mirror, tenant))
     }
 
     /// Finds the snapshot that `request` asks for, which has files.
@@ -165,7 +184,7 @@ impl Mounter {
             Ok(request) => request,
             Err(error) => {
                 tracing::warn!("a mount is restored without its secrets: {error}");
-                self.defaults.add_to(request)
+                self.defaults.add_to(request, self.engine.tenant())
             }
         };
         lookup::reopen(&engine, &self.cache, record, &request).await

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bdnfs::error::{Kind, Result};
 use bdnfs::snapshot::Snapshot;
@@ -94,6 +95,8 @@ pub(super) struct UnreadableRecord {
     pub error: io::Error,
 }
 
+/// How long to wait when the disk does not list the records.
+const RECORDS_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// The kind of the records of mounts that the next agent restores.
 const MOUNT_RECORD_KIND: &str = "mounts";
 /// The kind of the records of mounts that end with their agent. They say whose a dead mount is.
@@ -170,17 +173,23 @@ impl MountRecords {
         }
     }
 
-    /// The records of the mounts to restore, oldest first, and those that can't be read.
+    /// The records of the mounts to restore, oldest first, and those that can't be read. Waits until the disk lists them: mounts
+    /// without a record are ended.
     pub(super) async fn all(&self) -> (Vec<MountRecord>, Vec<UnreadableRecord>) {
         let (mut records, mut unreadable) = (Vec::new(), Vec::new());
         if !self.persistent {
             return (records, unreadable);
         }
-        let reader = Arc::clone(&self.records);
-        let found = blocking(move || reader.read_all()).await.unwrap_or_else(|error| {
-            tracing::error!("cannot restore the mounts of the last run: {error}");
-            Vec::new()
-        });
+        let found = loop {
+            let reader = Arc::clone(&self.records);
+            match blocking(move || reader.read_all()).await {
+                Ok(found) => break found,
+                Err(error) => {
+                    tracing::error!("cannot restore the mounts of the last run, trying again: {error}")
+                }
+            }
+            tokio::time::sleep(RECORDS_RETRY_INTERVAL).await;
+        };
         for (name, record) in found {
             match (record, name.parse()) {
                 (Ok(record), _) => records.push(record),

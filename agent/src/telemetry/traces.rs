@@ -5,6 +5,7 @@
 //! has no room for, and a thread of its own sends them: no request ever waits for a collector. Only the engine's and
 //! the file system's own spans are sent, and no events, for those may hold what other services wrote.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -42,6 +43,13 @@ const SERVICE_VARIABLE: &str = "OTEL_SERVICE_NAME";
 /// The URL of an OTLP collector for traces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtlpEndpoint(Url);
+
+impl fmt::Display for OtlpEndpoint {
+    /// Writes the URL without its query, which may hold a key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.as_str().split('?').next().unwrap_or_default())
+    }
+}
 
 impl OtlpEndpoint {
     /// The collector at a URL, such as `http://collector:4318`.
@@ -139,10 +147,10 @@ impl opentelemetry_sdk::trace::SpanExporter for ReportingExporter {
             Err(error) if !was_lost => {
                 tracing::warn!(
                     "traces cannot be sent to {}, and are dropped until they can be: {error}",
-                    self.to.0
+                    self.to
                 );
             }
-            Ok(()) if was_lost => tracing::info!("traces are sent to {} again", self.to.0),
+            Ok(()) if was_lost => tracing::info!("traces are sent to {} again", self.to),
             _ => {}
         }
         sent
