@@ -150,7 +150,10 @@ impl CacheHome {
     }
 
     /// Like [`try_sync_lock`](Self::try_sync_lock), for a user that neither pulls nor saves the home.
-    pub(super) fn try_idle_sync_lock(&self) -> Result<Option<File>> {
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
+    pub fn try_idle_sync_lock(&self) -> Result<Option<File>> {
         self.try_lock(SYNC_FILE)
     }
 
