@@ -360,8 +360,8 @@ impl CacheHome {
         let scan = directory.walk()?;
         let base = former.map_or(Ok(MergeTree::new()), tree_of)?;
         let mut tree = scan.tree(if former.is_some() { state.since } else { 0 });
-        let mut files = former.map_or(Ok(FormerFiles::new()), |former| former_files(former, &base))?;
-        let unreadable = scan.keep_skipped(&mut tree, &base, &mut files)?;
+        let files = former.map_or(Ok(FormerFiles::new()), |former| former_files(former, &base))?;
+        let unreadable = scan.keep_skipped(&mut tree, &base, &files)?;
         let skipped = scan.skipped.len() - unreadable.len();
         let unchanged = ChangedHome { skipped, unreadable, ..ChangedHome::default() };
         let mut paths = base.keys().chain(tree.keys());

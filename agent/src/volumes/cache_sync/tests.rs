@@ -1,6 +1,7 @@
 //! Homes of two nodes and one mirror.
 
 mod begun_homes;
+mod busy_files;
 mod odd_trees;
 mod unseen_changes;
 
@@ -198,30 +199,6 @@ async fn cache_homes_changed_on_both_nodes_are_merged_and_conflicts_reported() {
     for (path, content) in expected {
         assert_eq!(one.read(path).as_deref(), content, "{path}");
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn cache_home_with_files_being_written_is_saved_without_them() {
-    let (_mirror, one, other) = nodes();
-    one.write("log", "first");
-    one.write("other", "first");
-    one.save().await;
-    let mut log = fs::File::options().append(true).open(one.tree().join("log")).unwrap();
-    std::io::Write::write_all(&mut log, b" and half").unwrap();
-    let _new = fs::File::create(one.tree().join("new")).unwrap();
-    one.write("other", "second");
-    let saved = one.save().await;
-    assert_eq!(saved.busy, [&b"log"[..], b"new"]);
-    other.pull().await;
-    let read = |path| other.read(path);
-    assert_eq!(
-        (read("log").as_deref(), read("other").as_deref(), read("new")),
-        (Some("first"), Some("second"), None)
-    );
-    drop(log);
-    one.save().await;
-    other.pull().await;
-    assert_eq!(other.read("log").as_deref(), Some("first and half"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
