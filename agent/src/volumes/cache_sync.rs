@@ -164,7 +164,7 @@ impl CacheSync {
         let state = self.with_home(recover).await?;
         let Some(found) = latest.content? else { return Ok(nothing) };
         if found.removed {
-            if state.manifest.is_none() {
+            if !state.is_in(self.mirror.name()) {
                 return Ok(nothing);
             }
             self.with_home(CacheHome::discard).await?;
@@ -259,7 +259,7 @@ impl CacheSync {
             let found = latest.content?;
             let is_newest = match &found {
                 None => true,
-                Some(found) if found.removed => state.manifest.is_none(),
+                Some(found) if found.removed => !state.is_in(self.mirror.name()),
                 Some(found) => state.manifest == Some(found.manifest.to_string()),
             };
             if !is_newest {

@@ -271,6 +271,26 @@ async fn cache_home_update_after_any_interruption_is_whole() {
     assert!(left.iter().all(|name| !name.to_string_lossy().starts_with("incoming")), "{left:?}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn cache_home_is_not_emptied_for_a_removal_in_a_mirror_that_it_was_not_in() {
+    let (_mirror, mut one, other) = nodes();
+    one.write("file", "first");
+    one.save().await;
+    let (_second, elsewhere, new) = nodes();
+    elsewhere.write("file", "other");
+    elsewhere.save().await;
+    elsewhere.mirror.remove(&elsewhere.home.key()).await.unwrap();
+    one.mirror = elsewhere.mirror.clone();
+    one.write("unsaved", "first");
+    assert!(one.save_in_use().await.is_some(), "nothing is to be pulled");
+    assert!(!one.pull().await.is_emptied);
+    assert!(one.save().await.published.is_some());
+    new.pull().await;
+    assert_eq!((new.read("file").as_deref(), new.read("unsaved").as_deref()), (Some("first"), Some("first")));
+    other.pull().await;
+    assert_eq!(other.read("file").as_deref(), Some("first"));
+}
+
 /// The next number of a sequence that depends on nothing else (splitmix64).
 fn next(seed: &mut u64) -> u64 {
     *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
