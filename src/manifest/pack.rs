@@ -1,12 +1,14 @@
 //! The parts of a pack: the files in it, as their origin knows them.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::Range;
 
 use bytes::Bytes;
 
 use super::decoder::Manifest;
 use super::{Node, binary, corrupt};
+use crate::blob::Key;
 use crate::error::Result;
 
 /// A file in a pack.
@@ -32,7 +34,8 @@ impl Manifest {
         }
     }
 
-    /// The versions that files were published as, by their paths; those of others with the same content are missing.
+    /// The versions that files were published as, by their paths. Of a large file with the content of another it is its
+    /// content, as `content_version` names it; those of small ones in packs with the same content are missing.
     ///
     /// # Errors
     /// [`Kind::Corrupt`](crate::error::Kind::Corrupt).
@@ -44,6 +47,15 @@ impl Manifest {
             } else {
                 let blob = self.blob(number)?;
                 versions.insert(blob.path, blob.version);
+            }
+        }
+        for index in 1..self.entries() {
+            if let Node::File(slice) = self.entry(index)?.node
+                && slice.len > 0
+                && !self.is_pack(slice.blob)?
+                && let Entry::Vacant(place) = versions.entry(self.path(index)?.into())
+            {
+                place.insert(content_version(&self.blob(slice.blob)?.key));
             }
         }
         Ok(versions)
@@ -90,6 +102,11 @@ impl Manifest {
         versions.start += 2 + len;
         Some(version)
     }
+}
+
+/// The version of a file of which only the content is known, the blob `key`.
+pub(crate) fn content_version(key: &Key) -> Bytes {
+    format!("content {key}").into()
 }
 
 fn broken(index: u32) -> crate::error::Error {

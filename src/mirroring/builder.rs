@@ -81,7 +81,11 @@ impl<'a> BlobBuilder<'a> {
         recipe: &Recipe,
         progress: &MirrorProgress,
     ) -> Result<MirrorRecord> {
-        let record = match self.mirror.find_by_recipe(&recipe.name, self.lease.began()).await? {
+        let known = match self.mirror.find_by_recipe(&recipe.name, self.lease.began()).await? {
+            None => self.find_previous(recipe).await?,
+            known => known,
+        };
+        let record = match known {
             Some(record) if record.size == recipe.size => {
                 progress.bytes_done.fetch_add(recipe.size, Relaxed);
                 record
@@ -90,6 +94,15 @@ impl<'a> BlobBuilder<'a> {
         };
         progress.files_done.fetch_add(recipe.files.len() as u64, Relaxed);
         Ok(record)
+    }
+
+    /// The blob of a file that is listed as the previous snapshot has it, with no version of its own.
+    async fn find_previous(&self, recipe: &Recipe) -> Result<Option<MirrorRecord>> {
+        let ([file], Some(previous)) = (&recipe.files[..], &self.previous) else { return Ok(None) };
+        match previous.digest(&self.listing.blob(*file)?)? {
+            Some(digest) => self.mirror.record(&digest, self.lease.began()).await,
+            None => Ok(None),
+        }
     }
 
     async fn build(&self, recipe: &Recipe, progress: &MirrorProgress) -> Result<MirrorRecord> {

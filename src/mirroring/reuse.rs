@@ -8,11 +8,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::blob::Blob;
+use crate::blob::{Blob, Key};
 use crate::block::{self, Arrival, BLOCK};
+use crate::digest::Digest;
 use crate::error::Result;
 use crate::fetch::{FetchScope, Ladder};
-use crate::manifest::{Manifest, Node, PackedFile};
+use crate::manifest::{Manifest, Node, PackedFile, content_version};
 use crate::tier::Urgency;
 
 /// How long the mirror is asked again while nothing arrives; then the origin is.
@@ -55,7 +56,7 @@ impl PreviousSnapshot {
             let Some((pack, offset)) = self.lookup(&blob)? else { continue };
             let parts = match known.entry(pack) {
                 std::collections::hash_map::Entry::Occupied(parts) => parts.into_mut(),
-                std::collections::hash_map::Entry::Vacant(place) => place.insert(self.manifest.parts(pack)?),
+                std::collections::hash_map::Entry::Vacant(place) => place.insert(self.files_in(pack)?),
             };
             let at = parts.binary_search_by_key(&offset, |part| part.range.start);
             let part = at.ok().map(|at| &parts[at]);
@@ -64,6 +65,26 @@ impl PreviousSnapshot {
             }
         }
         Ok(packs)
+    }
+
+    /// The files in an old blob, which may be one itself.
+    fn files_in(&self, index: u32) -> Result<Vec<PackedFile>> {
+        if self.manifest.is_pack(index)? {
+            return self.manifest.parts(index);
+        }
+        let Blob { size, path, version, .. } = self.manifest.blob(index)?;
+        Ok(vec![PackedFile { range: 0..size, path, version }])
+    }
+
+    /// The digest of the old blob that is the file of `blob`, of which only the content is known.
+    pub(super) fn digest(&self, blob: &Blob) -> Result<Option<Digest>> {
+        let Some((index, _)) = self.lookup(blob)? else { return Ok(None) };
+        let old = self.manifest.blob(index)?;
+        let is_same = old.size == blob.size && content_version(&old.key) == blob.version;
+        Ok(match old.key {
+            Key::Content(digest) if is_same => Some(digest),
+            _ => None,
+        })
     }
 
     /// The place where the file of `blob` was: its old blob, and the slice of that.

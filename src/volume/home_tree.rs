@@ -42,7 +42,7 @@ pub struct FormerFile {
     pub version: Bytes,
 }
 
-/// The files of a snapshot by their paths, but for those of which it doesn't know the version.
+/// The files of a snapshot by their paths, but for small ones of which it doesn't know the version.
 pub type FormerFiles = BTreeMap<Vec<u8>, FormerFile>;
 
 /// A directory ready to be published.
@@ -65,8 +65,11 @@ pub struct QuietTree {
 pub fn former_files(manifest: &Manifest, tree: &MergeTree) -> Result<FormerFiles> {
     let versions = manifest.file_versions()?;
     let former = tree.iter().filter_map(|(path, entry)| match entry {
-        MergeEntry::File { size, mtime, executable, .. } if *size > 0 => {
-            let version = versions.get(&path[..])?.clone();
+        MergeEntry::File { size, mtime, executable, .. } => {
+            let version = match size {
+                0 => Bytes::from_static(EMPTY_FILE_VERSION),
+                _ => versions.get(&path[..])?.clone(),
+            };
             Some((path.clone(), FormerFile { size: *size, mtime: *mtime, executable: *executable, version }))
         }
         _ => None,
@@ -99,7 +102,7 @@ impl Scan {
     }
 
     /// Adds to `tree`, that of the scan, the files of `base` that are there and have content, but can't be read: they are not removed.
-    /// Returns their paths. Those of which `former` doesn't know the version get it if they are empty.
+    /// Returns their paths.
     ///
     /// # Errors
     /// [`Kind::Invalid`] where a snapshot can't have such a file as it was.
@@ -107,17 +110,12 @@ impl Scan {
         &self,
         tree: &mut MergeTree,
         base: &MergeTree,
-        former: &mut FormerFiles,
+        former: &FormerFiles,
     ) -> Result<Vec<(Vec<u8>, SkipReason)>> {
         let mut kept = Vec::new();
         for (path, why) in self.skipped.iter().filter(|(_, why)| why.has_content()) {
-            if let Some(entry @ MergeEntry::File { size, mtime, executable, .. }) = base.get(path) {
-                let (size, mtime, executable) = (*size, *mtime, *executable);
-                let version = Bytes::from_static(EMPTY_FILE_VERSION);
-                let empty = (size == 0).then_some(FormerFile { size, mtime, executable, version });
-                if let Some(empty) = empty {
-                    former.insert(path.clone(), empty);
-                } else if !former.contains_key(path) {
+            if let Some(entry @ MergeEntry::File { .. }) = base.get(path) {
+                if !former.contains_key(path) {
                     let path = path.escape_ascii();
                     let text = format!(
                         "{path} can't stay as it was saved, and {why}; replace it by a copy, or remove it"
@@ -159,7 +157,7 @@ impl Scan {
     /// touched just before it counts as being written. Touches the local disk; the process must ignore SIGIO.
     ///
     /// # Errors
-    /// [`Kind::Disk`](crate::error::Kind::Disk).
+    /// [`Kind::Disk`](crate::error::Kind::Disk); [`Kind::Invalid`] where a file that is being written can't stay as it was.
     pub fn into_quiet_tree(
         self,
         directory: &Arc<VolumeDirectory>,
@@ -179,6 +177,14 @@ impl Scan {
             } else if is_quiet(directory, &path, &file, writing_at)? {
                 former.remove(&path);
                 seal.files.insert(EncodedPath(path), file);
+            } else if matches!(base.get(&path), Some(MergeEntry::File { .. })) && !former.contains_key(&path)
+            {
+                // Other nodes would remove it.
+                let path = path.escape_ascii();
+                let text = format!(
+                    "{path} can't stay as it was saved, and is being written: all is saved when it no longer is"
+                );
+                return Err(Error::new(Kind::Invalid, text));
             } else {
                 let touched = file.touched().and_then(|at| at.try_into().ok()).unwrap_or(0);
                 busy_since = Some(busy_since.map_or(touched, |since: i64| since.min(touched)));

@@ -162,7 +162,12 @@ async fn prepare<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) ->
     }
     // Also without a mirror: the next user may have one. Nodes that share a home save nothing of it.
     let now = (!home.is_shared()).then(boot::id_line).transpose()?;
-    let is_whole = user.volumes().on_disk_of(home, move |home| home.begin_use(now)).await?;
+    let held = Arc::clone(&lock);
+    let begin_use = move |home: &CacheHome| {
+        let _held = held;
+        home.begin_use(now)
+    };
+    let is_whole = user.volumes().on_disk_of(home, begin_use).await?;
     if !is_whole && is_to_be_saved {
         user.warn(format!("{home} will not be saved: {}", torn_message(home)));
     }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bdnfs::checkpoint::encoded_name::{decode, encode};
-use bdnfs::error::{Error, Kind, Result};
+use bdnfs::error::Result;
 use bdnfs::mirror::catalog::HOME_SCHEME;
 use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_NOW};
 
@@ -128,7 +128,7 @@ impl CacheHome {
     /// Touches the local disk.
     ///
     /// # Errors
-    /// [`Kind::Disk`].
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub fn try_use_lock(&self) -> Result<Option<File>> {
         self.try_lock(USE_LOCK_FILE)
     }
@@ -137,7 +137,7 @@ impl CacheHome {
     /// the local disk.
     ///
     /// # Errors
-    /// [`Kind::Disk`].
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub fn try_sync_lock(&self) -> Result<Option<File>> {
         let lock = self.try_idle_sync_lock()?;
         if let Some(lock) = &lock {
@@ -150,7 +150,10 @@ impl CacheHome {
     }
 
     /// Like [`try_sync_lock`](Self::try_sync_lock), for a user that neither pulls nor saves the home.
-    pub(super) fn try_idle_sync_lock(&self) -> Result<Option<File>> {
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
+    pub fn try_idle_sync_lock(&self) -> Result<Option<File>> {
         self.try_lock(SYNC_FILE)
     }
 
@@ -158,7 +161,7 @@ impl CacheHome {
     /// closed. Touches the local disk.
     ///
     /// # Errors
-    /// [`Kind::Disk`].
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub fn try_retry_lock(&self) -> Result<Option<File>> {
         self.try_lock(RETRY_LOCK_FILE)
     }
@@ -171,7 +174,7 @@ impl CacheHome {
     /// Notes that a user whose changes are to be saved has left it to others that use it. Touches the local disk.
     ///
     /// # Errors
-    /// [`Kind::Disk`], [`Kind::NoSpace`].
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).
     pub fn owe_save(&self) -> Result<()> {
         let owed = File::create(self.path.join(OWED_FILE));
         owed.map(drop).with_context(|| format!("cannot write to {}", self.path.display()))
@@ -202,26 +205,24 @@ impl CacheHome {
     fn try_lock(&self, name: &str) -> Result<Option<File>> {
         let failed = || format!("cannot lock {}", self.path.display());
         self.create_tree().with_context(failed)?;
-        let path = self.path.join(name);
-        // The open of a pipe would wait for its other end.
-        let mut options = File::options();
-        options
-            .create(true)
-            .truncate(false)
-            .read(true)
-            .write(true)
-            .mode(0o600)
-            .custom_flags(libc::O_NONBLOCK);
-        let file = options.open(&path).with_context(failed)?;
-        if !file.metadata().with_context(failed)?.is_file() {
-            let text = format!("{}: {name} is not a regular file: remove it", failed());
-            return Err(Error::new(Kind::Disk, text));
-        }
+        let (path, file) = (self.path.join(name), self.open_lock_file(name).with_context(failed)?);
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             // Removed with the home meanwhile: the next one is another file.
             Ok(()) => Ok(is_at(&file, &path).with_context(failed)?.then_some(file)),
             Err(error) if error == rustix::io::Errno::WOULDBLOCK => Ok(None),
             Err(error) => Err(error).with_context(failed),
+        }
+    }
+
+    /// Opens one of its lock files, which is made where it is not there.
+    fn open_lock_file(&self, name: &str) -> io::Result<File> {
+        let mut options = File::options();
+        options.create(true).truncate(false).read(true).write(true).mode(0o600);
+        // The open of a pipe would wait for its other end.
+        let file = options.custom_flags(libc::O_NONBLOCK).open(self.path.join(name))?;
+        match file.metadata()?.is_file() {
+            true => Ok(file),
+            false => Err(io::Error::other(format!("{name} is not a regular file: remove it"))),
         }
     }
 
@@ -232,8 +233,7 @@ impl CacheHome {
         }
         DirBuilder::new().recursive(true).mode(0o700).create(self.tree())?;
         if self.is_shared {
-            let path = self.path.join(USERS_FILE);
-            File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+            self.open_lock_file(USERS_FILE)?;
         }
         Ok(())
     }
@@ -293,6 +293,11 @@ mod tests {
         rustix::fs::mkfifoat(rustix::fs::CWD, home.path().join(SYNC_FILE), rustix::fs::Mode::RWXU).unwrap();
         let error = home.try_sync_lock().unwrap_err().to_string();
         assert!(error.contains("sync.lock is not a regular file: remove it"), "{error}");
+        let shared = home.on_shared_file_system();
+        rustix::fs::mkfifoat(rustix::fs::CWD, shared.path().join(USERS_FILE), rustix::fs::Mode::RWXU)
+            .unwrap();
+        let error = shared.create().unwrap_err().to_string();
+        assert!(error.contains("users.lock is not a regular file: remove it"), "{error}");
     }
 
     #[test]

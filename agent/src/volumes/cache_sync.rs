@@ -164,7 +164,7 @@ impl CacheSync {
         let state = self.with_home(recover).await?;
         let Some(found) = latest.content? else { return Ok(nothing) };
         if found.removed {
-            if state.manifest.is_none() {
+            if !state.is_in(self.mirror.name()) {
                 return Ok(nothing);
             }
             self.with_home(CacheHome::discard).await?;
@@ -259,7 +259,7 @@ impl CacheSync {
             let found = latest.content?;
             let is_newest = match &found {
                 None => true,
-                Some(found) if found.removed => state.manifest.is_none(),
+                Some(found) if found.removed => !state.is_in(self.mirror.name()),
                 Some(found) => state.manifest == Some(found.manifest.to_string()),
             };
             if !is_newest {
@@ -340,8 +340,8 @@ impl CacheHome {
     }
 
     /// Notes that there is nothing to save but what comes at `unsaved_since` or later.
-    fn note_unchanged(&self, state: SyncState, unsaved_since: Option<i64>) -> Result<()> {
-        self.write_sync_state(&SyncState { unsaved_since, ..state })
+    fn note_unchanged(&self, unsaved_since: Option<i64>) -> Result<()> {
+        self.write_sync_state(&SyncState { unsaved_since, ..self.sync_state()? })
     }
 
     /// Whether the directory that jobs see was made before `since`, in nanoseconds since 1970; false where its file system can't
@@ -360,20 +360,20 @@ impl CacheHome {
         let scan = directory.walk()?;
         let base = former.map_or(Ok(MergeTree::new()), tree_of)?;
         let mut tree = scan.tree(if former.is_some() { state.since } else { 0 });
-        let mut files = former.map_or(Ok(FormerFiles::new()), |former| former_files(former, &base))?;
-        let unreadable = scan.keep_skipped(&mut tree, &base, &mut files)?;
+        let files = former.map_or(Ok(FormerFiles::new()), |former| former_files(former, &base))?;
+        let unreadable = scan.keep_skipped(&mut tree, &base, &files)?;
         let skipped = scan.skipped.len() - unreadable.len();
         let unchanged = ChangedHome { skipped, unreadable, ..ChangedHome::default() };
         let mut paths = base.keys().chain(tree.keys());
         if former.is_some() && !paths.any(|path| is_changed(base.get(path), tree.get(path))) {
-            self.note_unchanged(state, in_use.map(|_| since))?;
+            self.note_unchanged(in_use.map(|_| since))?;
             return Ok(unchanged);
         }
         // Only what was emptied is saved as empty: not a directory that was lost and made anew, and not while a job may be about to
         // write it anew.
         let is_emptied = in_use.is_none() && former.is_some() && self.is_tree_older_than(state.since);
         if scan.files.is_empty() && !is_emptied {
-            self.note_unchanged(state, in_use.map(|_| since))?;
+            self.note_unchanged(in_use.map(|_| since))?;
             return Ok(unchanged);
         }
         let mut quiet = scan.into_quiet_tree(&directory, &tree, (&base, files), in_use.map(|_| since))?;

@@ -143,4 +143,8 @@ fn quiet_tree_leaves_out_what_is_being_written() {
     assert!(is_busy(seal(Some(closed + 1_000_000_000))) && !is_busy(seal(Some(closed + 2_000_000_000))));
     assert_eq!(quiet.former.keys().collect::<Vec<_>>(), [b"former"]);
     assert_eq!(quiet.unit.seal.files.keys().collect::<Vec<_>>(), [&EncodedPath(b"closed".to_vec())]);
+    let base = MergeTree::from([(b"former".to_vec(), tree[&b"former"[..]].clone())]);
+    let unknown = scan.clone().into_quiet_tree(&directory, &tree, (&base, FormerFiles::new()), None);
+    let error = unknown.expect_err("other nodes would remove it").to_string();
+    assert!(error.contains("former can't stay as it was saved, and is being written"), "{error}");
 }

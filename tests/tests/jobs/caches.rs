@@ -172,6 +172,13 @@ fn project_commands_show_a_training_cache_as_truss_does_and_remove_it_when_unuse
     fs::write(flag.join("go"), "").unwrap();
     job(&machine, &["wait", &id]).succeeds();
     project(&["rm", "a/b", "--yes", "--tenant", "other"]).fails(&["is not on this node"]);
+    let home = machine.volumes().join("default/caches/project/a%2Fb");
+    for name in ["sync.lock", "turn.lock"] {
+        let lock = fs::File::open(home.join(name)).unwrap();
+        lock.lock().unwrap();
+        let refused = "the cache of the project a/b is being saved, or updated for a job; try again later";
+        project(&["rm", "a/b", "--yes"]).fails(&[refused]);
+    }
     project(&["rm", "a/b", "--yes"]).succeeds();
     project(&["summarize", "a/b"]).fails(&["the cache of the project a/b is not on this node"]);
     let left: Value = serde_json::from_str(&project(&["ls", "--json"]).succeeds()).unwrap();

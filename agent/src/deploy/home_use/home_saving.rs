@@ -64,9 +64,21 @@ async fn save_later<U: HomeUser>(user: U, home: CacheHome) {
 /// Ends the use of a home by one that could not begin: it has written nothing. Other nodes need not wait for it, and what is here is
 /// saved, unless others on this node use it.
 pub async fn abandon<U: HomeUser>(user: &U, home: &CacheHome) {
-    let own = home.clone();
-    let has_begun = blocking(move || Ok(!own.is_shared() && own.sync_state()?.boot.is_some())).await;
-    if !has_begun.unwrap_or_default() {
+    let has_begun = async {
+        let own = home.clone();
+        if home.is_shared() || !blocking(move || Ok(own.exists())).await? {
+            return Ok(false);
+        }
+        // What was given up may be about to note it.
+        let lock = timeout(LEAVE_TIMEOUT, locked(user, home, CacheHome::try_idle_sync_lock)).await;
+        let own = home.clone();
+        blocking(move || {
+            let _lock = lock;
+            Ok(own.sync_state()?.boot.is_some())
+        })
+        .await
+    };
+    if !has_begun.await.unwrap_or_default() {
         return leave_unsaved(user, home).await;
     }
     tokio::select! {
@@ -75,44 +87,58 @@ pub async fn abandon<U: HomeUser>(user: &U, home: &CacheHome) {
     }
 }
 
-/// Ends the use of a home that is not to be saved now, unless others on this node use it. The next user saves it.
+/// Ends the use of a home that is not to be saved now, unless others on this node use it. The next user saves it. Where its disk or
+/// its mirror takes long, that goes on when this returns.
 pub async fn leave_unsaved<U: HomeUser>(user: &U, home: &CacheHome) {
-    let leave = async {
-        let own = home.clone();
-        if home.is_shared() || !blocking(move || Ok(own.exists())).await? {
-            return Ok(());
+    let (user, home) = (user.clone(), home.clone());
+    let leave = async move {
+        if let Err(error) = end_unsaved(&user, &home).await {
+            tracing::warn!("cannot end the use of {home}: {error}");
         }
-        let (_use_lock, end) = end_use(user, home).await?;
-        if end == UseEnd::Ended { report_use(user, home, false).await } else { Ok(()) }
     };
-    if let Ok(Err(error)) = timeout(LEAVE_TIMEOUT, leave).await {
-        tracing::warn!("cannot end the use of {home}: {error}");
+    let _ = timeout(LEAVE_TIMEOUT, tokio::spawn(leave)).await;
+}
+
+async fn end_unsaved<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
+    let own = home.clone();
+    if home.is_shared() || !blocking(move || Ok(own.exists())).await? {
+        return Ok(());
     }
+    let (_use_lock, end) = end_use(user, home).await?;
+    if !matches!(end, UseEnd::Ended(_)) {
+        return Ok(());
+    }
+    // The next user waits for the locks.
+    timeout(LEAVE_TIMEOUT, report_use(user, home, false)).await.unwrap_or(Ok(()))
 }
 
 /// The outcome of ending the use of a home.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum UseEnd {
-    /// Nobody uses it, and a power cut does no harm to it.
-    Ended,
+    /// Nobody uses it, and a power cut does no harm to it. The sync lock is held.
+    Ended(Arc<File>),
     /// Others on this node use it.
     InUse,
     /// A power cut may have torn some of it.
     Torn,
 }
 
-/// Ends the use of a home, unless others on this node use it. The lock keeps others from beginning.
+/// Ends the use of a home, unless others on this node use it. The lock keeps others from beginning. What is under way for one that
+/// was given up, such as a pull, comes to its end first: it would go on in a tree, or write a state, that are others by then.
 async fn end_use<U: HomeUser>(user: &U, home: &CacheHome) -> Result<(Arc<File>, UseEnd)> {
     let use_lock = locked(user, home, CacheHome::try_use_lock).await?;
     let own = home.clone();
+    if blocking(move || Ok(own.is_in_use())).await? {
+        return Ok((use_lock, UseEnd::InUse));
+    }
+    let sync_lock = locked(user, home, CacheHome::try_sync_lock).await?;
+    let (own, locks) = (home.clone(), (Arc::clone(&use_lock), sync_lock));
     let end = move || {
-        if own.is_in_use() {
-            return Ok(UseEnd::InUse);
-        }
+        let (_use_lock, sync_lock) = locks;
         if own.sync_state()?.is_torn(&boot::id_line()?) {
             return Ok(UseEnd::Torn);
         }
-        own.end_use().map(|()| UseEnd::Ended)
+        own.end_use().map(|()| UseEnd::Ended(sync_lock))
     };
     Ok((use_lock, blocking(end).await?))
 }
@@ -123,7 +149,7 @@ async fn save_unused<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
     }
     // Also without the mirror: a power cut does no harm to what waits for it.
     let (_use_lock, end) = end_use(user, home).await?;
-    match end {
+    let lock = match end {
         UseEnd::InUse => {
             if user.is_first() {
                 let own = home.clone();
@@ -136,15 +162,15 @@ async fn save_unused<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
             user.warn(format!("{home} is not saved: {}", torn_message(home)));
             return Ok(());
         }
-        UseEnd::Ended => {
+        UseEnd::Ended(lock) => {
             let own = home.clone();
             if !user.is_first() && !blocking(move || Ok(own.owes_save())).await? {
                 return Ok(());
             }
+            lock
         }
-    }
+    };
     let Some(mirror) = open_mirror(user, home, true).await? else { return Ok(()) };
-    let lock = locked(user, home, CacheHome::try_sync_lock).await?;
     let begin = Instant::now();
     let sync = CacheSync::new(home.clone(), mirror, lock);
     let saved =

@@ -11,6 +11,7 @@ use super::home_saving::LONGEST_RETRY_INTERVAL;
 use super::*;
 use crate::volumes::VolumeConfig;
 use crate::volumes::cache_home::CacheScope;
+use crate::volumes::cache_sync::SyncState;
 use crate::volumes::tests::node_cache;
 
 /// How often homes are saved here.
@@ -166,4 +167,64 @@ async fn home_that_could_not_be_saved_at_the_end_of_its_use_is_saved_when_the_mi
     sleep(LONGEST_RETRY_INTERVAL * 2).await;
     assert_eq!(saves(), 1, "{:?}", owner.notes.lock());
     assert!(owner.home.sync_state().unwrap().is_saved() && !owner.home.owes_save());
+}
+
+#[tokio::test(start_paused = true)]
+async fn home_whose_pull_goes_on_when_its_job_is_stopped_is_left_alone_until_that_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let owner = HomeOwner::new(directory.path(), false);
+    let home = &owner.home;
+    drop(home.create().unwrap());
+    std::fs::write(home.tree().join("pulled"), "half").unwrap();
+    let begun = SyncState { begun_in: Some(boot::id_line().unwrap()), ..SyncState::default() };
+    std::fs::write(home.path().join("sync.json"), serde_json::to_vec(&begun).unwrap()).unwrap();
+    let pulling = home.try_sync_lock().unwrap().unwrap();
+    leave_unsaved(&owner, home).await;
+    abandon(&owner, home).await;
+    assert_eq!(home.sync_state().unwrap(), begun);
+    assert_eq!(std::fs::read(home.tree().join("pulled")).unwrap(), b"half");
+    drop(pulling);
+    // What was left to be done is done then.
+    for _ in 0..1000 {
+        if home.sync_state().unwrap() != begun {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+        sleep(LOCK_POLL_INTERVAL).await;
+    }
+    assert_eq!(home.sync_state().unwrap(), SyncState::default());
+    assert!(!home.tree().join("pulled").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn home_whose_begin_is_given_up_at_any_time_is_written_by_nobody_afterwards() {
+    for millis in 0..40 {
+        let directory = tempfile::tempdir().unwrap();
+        let owner = HomeOwner::new(directory.path(), false);
+        let begun = timeout(Duration::from_millis(millis), begin(&owner, &owner.home, false)).await;
+        drop(begun);
+        leave_unsaved(&owner, &owner.home).await;
+        let left = owner.home.sync_state().unwrap();
+        assert!(left.boot.is_none(), "{left:?} after {millis} ms");
+        sleep(Duration::from_millis(20)).await;
+        assert_eq!(owner.home.sync_state().unwrap(), left, "after {millis} ms");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn home_that_is_noted_as_begun_after_its_job_was_stopped_is_saved() {
+    let directory = tempfile::tempdir().unwrap();
+    let owner = HomeOwner::new(directory.path(), true);
+    drop(owner.home.create().unwrap());
+    std::fs::write(owner.home.tree().join("file"), "content").unwrap();
+    let beginning = owner.home.try_sync_lock().unwrap().unwrap();
+    let abandoned = tokio::spawn({
+        let owner = owner.clone();
+        async move { abandon(&owner, &owner.home).await }
+    });
+    sleep(Duration::from_millis(50)).await;
+    assert!(owner.home.begin_use(Some(boot::id_line().unwrap())).unwrap());
+    drop(beginning);
+    abandoned.await.unwrap();
+    assert!(owner.home.sync_state().unwrap().is_saved(), "{:?}", owner.notes.lock());
 }

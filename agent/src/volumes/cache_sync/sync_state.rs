@@ -50,6 +50,11 @@ impl SyncState {
         self.boot.as_deref().is_some_and(|boot| boot != now)
     }
 
+    /// Whether the snapshot that the home was last equal to may be one in the `mirror`.
+    pub(super) fn is_in(&self, mirror: &str) -> bool {
+        self.manifest.is_some() && self.mirror.as_deref().is_none_or(|own| own == mirror)
+    }
+
     /// Whether all that jobs wrote to the home is in a mirror.
     pub fn is_saved(&self) -> bool {
         self.manifest.is_some() && self.boot.is_none() && self.unsaved_since.is_none()

@@ -1,6 +1,7 @@
 //! Homes of two nodes and one mirror.
 
 mod begun_homes;
+mod busy_files;
 mod odd_trees;
 mod unseen_changes;
 
@@ -201,30 +202,6 @@ async fn cache_homes_changed_on_both_nodes_are_merged_and_conflicts_reported() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cache_home_with_files_being_written_is_saved_without_them() {
-    let (_mirror, one, other) = nodes();
-    one.write("log", "first");
-    one.write("other", "first");
-    one.save().await;
-    let mut log = fs::File::options().append(true).open(one.tree().join("log")).unwrap();
-    std::io::Write::write_all(&mut log, b" and half").unwrap();
-    let _new = fs::File::create(one.tree().join("new")).unwrap();
-    one.write("other", "second");
-    let saved = one.save().await;
-    assert_eq!(saved.busy, [&b"log"[..], b"new"]);
-    other.pull().await;
-    let read = |path| other.read(path);
-    assert_eq!(
-        (read("log").as_deref(), read("other").as_deref(), read("new")),
-        (Some("first"), Some("second"), None)
-    );
-    drop(log);
-    one.save().await;
-    other.pull().await;
-    assert_eq!(other.read("log").as_deref(), Some("first and half"));
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn cache_home_in_use_is_saved_with_what_nobody_writes_unless_another_node_saved() {
     let (_mirror, one, other) = nodes();
     one.write("closed", "first");
@@ -292,6 +269,26 @@ async fn cache_home_update_after_any_interruption_is_whole() {
     let left: Vec<_> =
         fs::read_dir(other.home.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(left.iter().all(|name| !name.to_string_lossy().starts_with("incoming")), "{left:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cache_home_is_not_emptied_for_a_removal_in_a_mirror_that_it_was_not_in() {
+    let (_mirror, mut one, other) = nodes();
+    one.write("file", "first");
+    one.save().await;
+    let (_second, elsewhere, new) = nodes();
+    elsewhere.write("file", "other");
+    elsewhere.save().await;
+    elsewhere.mirror.remove(&elsewhere.home.key()).await.unwrap();
+    one.mirror = elsewhere.mirror.clone();
+    one.write("unsaved", "first");
+    assert!(one.save_in_use().await.is_some(), "nothing is to be pulled");
+    assert!(!one.pull().await.is_emptied);
+    assert!(one.save().await.published.is_some());
+    new.pull().await;
+    assert_eq!((new.read("file").as_deref(), new.read("unsaved").as_deref()), (Some("first"), Some("first")));
+    other.pull().await;
+    assert_eq!(other.read("file").as_deref(), Some("first"));
 }
 
 /// The next number of a sequence that depends on nothing else (splitmix64).

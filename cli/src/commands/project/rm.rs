@@ -1,6 +1,6 @@
 //! `bdnfs project rm`: removes a cache from this node and from a mirror, after asking.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use bdnfs_agent::volumes::occupied;
 use serde::Serialize;
 
@@ -57,6 +57,13 @@ pub async fn run(args: ProjectRemoveArgs) -> Result<()> {
         bail!("nothing was removed");
     }
     if home.exists() {
+        // One that is being saved would be saved without what is gone from it already, and other nodes would remove that.
+        let busy = || anyhow!("{home} is being saved, or updated for a job; try again later");
+        let _use_lock = home.try_use_lock()?.ok_or_else(busy)?;
+        if home.is_in_use() {
+            return Err(home.in_use().into());
+        }
+        let _sync_lock = home.try_idle_sync_lock()?.ok_or_else(busy)?;
         home.remove()?;
     }
     if let Some(mirror) = mirror {

@@ -1,0 +1,53 @@
+//! Files that are being written while a home is saved.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cache_home_with_files_being_written_is_saved_without_them() {
+    let (_mirror, one, other) = nodes();
+    one.write("log", "first");
+    one.write("other", "first");
+    // Those have no version of their own in the mirror.
+    let large = "y".repeat(3 << 20);
+    one.write("large", &large);
+    one.write("copy", &large);
+    one.write("empty", "");
+    one.save().await;
+    let append = |path: &str| {
+        let mut file = fs::File::options().append(true).open(one.tree().join(path)).unwrap();
+        std::io::Write::write_all(&mut file, b" and half").unwrap();
+        file
+    };
+    let log = append("log");
+    let others = ["copy", "empty", "large"].map(append);
+    let new = fs::File::create(one.tree().join("new")).unwrap();
+    one.write("other", "second");
+    let saved = one.save().await;
+    assert_eq!(saved.busy, [&b"copy"[..], b"empty", b"large", b"log", b"new"]);
+    other.pull().await;
+    let is_former = |path| other.read(path).is_some_and(|content| content == large);
+    assert!(is_former("copy") && is_former("large") && other.read("empty").as_deref() == Some(""));
+    let read = |path| other.read(path);
+    assert_eq!(
+        (read("log").as_deref(), read("other").as_deref(), read("new")),
+        (Some("first"), Some("second"), None)
+    );
+    drop((log, others, new));
+    one.save().await;
+    other.pull().await;
+    assert_eq!(other.read("log").as_deref(), Some("first and half"));
+    assert_eq!(other.found(), one.found());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn file_being_written_that_was_saved_alone_stays_as_it_was_beside_new_ones() {
+    let (_mirror, one, other) = nodes();
+    one.write("log", "first");
+    one.save().await;
+    let _log = fs::File::options().append(true).open(one.tree().join("log")).unwrap();
+    one.write("log", "second");
+    one.write("new", "new");
+    assert_eq!(one.save().await.busy, [b"log"]);
+    other.pull().await;
+    assert_eq!((other.read("log").as_deref(), other.read("new").as_deref()), (Some("first"), Some("new")));
+}
