@@ -36,7 +36,7 @@ use crate::volumes::{HomeEvictions, Volumes};
 
 use home_notes::{note_pulled, torn_message, unsaved_advice};
 use home_saving::{LEAVE_TIMEOUT, report_use};
-pub use home_saving::{abandon, leave_unsaved, report_regularly, save, save_regularly};
+pub use home_saving::{abandon, leave_unsaved, report_regularly, save, save_in_background, save_regularly};
 
 /// How often a lock of a home is tried, and the least time between two saves.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(200);

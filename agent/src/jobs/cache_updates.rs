@@ -96,8 +96,8 @@ pub async fn save(run: &JobRun) {
         tokio::select! {
             biased;
             () = run.job.stop_requested(StopRequest::Now) => {
-                home_use::leave_unsaved(run, home).await;
-                run.job.note(format!("{home} is not saved, since the job is killed"));
+                run.job.note(format!("{home} is saved in the background, since the job is killed"));
+                home_use::save_in_background(run, home);
             }
             () = home_use::save(run, home) => {}
             never = home_use::report_regularly(run, &homes) => match never {},

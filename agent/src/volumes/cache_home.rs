@@ -25,6 +25,8 @@ use crate::context::Context;
 
 /// The directory of a tenant's homes, in that of the tenant.
 pub(super) const CACHES_DIRECTORY: &str = "caches";
+/// The file beside the tree with the state.
+pub(super) const SYNC_STATE_FILE: &str = "sync.json";
 /// The file in a home that is locked while a user begins or ends to use it.
 const USE_LOCK_FILE: &str = "turn.lock";
 /// The file in a home that is locked while it is pulled or saved, and was last written when that last began.
@@ -230,6 +232,17 @@ impl CacheHome {
     pub(super) fn create_tree(&self) -> io::Result<()> {
         if self.is_shared {
             shared_root::check(&self.volumes)?;
+        }
+        if !self.exists() {
+            // What it was equal to is lost with it: compared with that, all of it would count as removed.
+            match fs::remove_file(self.path.join(SYNC_STATE_FILE)) {
+                Err(error)
+                    if error.kind() != ErrorKind::NotFound && error.kind() != ErrorKind::NotADirectory =>
+                {
+                    return Err(error);
+                }
+                _ => {}
+            }
         }
         DirBuilder::new().recursive(true).mode(0o700).create(self.tree())?;
         if self.is_shared {

@@ -35,6 +35,12 @@ pub async fn save<U: HomeUser>(user: &U, home: &CacheHome) {
     }
 }
 
+/// Saves a home as [`save`] does, for a user that does not wait for it.
+pub fn save_in_background<U: HomeUser>(user: &U, home: &CacheHome) {
+    let (user, home) = (user.clone(), home.clone());
+    tokio::spawn(async move { save(&user, &home).await });
+}
+
 /// Tries again to save a home until it is saved, or another uses it, who saves it then.
 async fn save_later<U: HomeUser>(user: U, home: CacheHome) {
     let (own, is_first) = (home.clone(), user.is_first());

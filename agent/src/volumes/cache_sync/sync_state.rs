@@ -10,10 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::context::Context;
 use crate::durable::write_json;
-use crate::volumes::cache_home::CacheHome;
+use crate::volumes::cache_home::{CacheHome, SYNC_STATE_FILE};
 
-/// The file beside the tree with the state.
-const SYNC_STATE_FILE: &str = "sync.json";
 /// The longest time in which a kernel dates all changes of files the same.
 const CLOCK_TICK: Duration = Duration::from_millis(10);
 

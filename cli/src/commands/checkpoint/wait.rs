@@ -32,6 +32,9 @@ pub struct CheckpointWaitArgs {
     /// The condition to wait for
     #[arg(long, value_enum, default_value_t = SavedCondition::Complete)]
     until: SavedCondition,
+    /// How many ranks must have it. Default: every rank that has saved a checkpoint of the job by then, which one that is late has not
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    ranks: u32,
     /// Timeout, such as 90s or 12h. Default: none
     #[arg(long, value_name = "DURATION", value_parser = text::parse_duration)]
     timeout: Option<Duration>,
@@ -42,13 +45,14 @@ pub struct CheckpointWaitArgs {
 enum SavedCondition {
     /// Saved: a rank of it is in the mirror, in a state that may not be the last
     Saved,
-    /// Complete: every rank of its job saved it and finished it, as far as can be told
+    /// Complete: every rank that saves checkpoints of its job saved it and finished it, as far as can be told
     Complete,
 }
 
 const EXAMPLES: &str = "Examples:
   bdnfs checkpoint wait bt://llama@a1b2c3d4/checkpoint-500 --timeout 1h && python evaluate.py
   bdnfs checkpoint wait checkpoint-500 --project llama --until saved --json
+  bdnfs checkpoint wait bt://llama@a1b2c3d4/checkpoint-500 --ranks 2
   bdnfs checkpoint wait bt://llama --mirror s3://mirror
 It exits with 0 when the condition holds, 124 when the time is over, and 1 for any other failure.";
 
@@ -66,7 +70,7 @@ struct AwaitedCheckpoint<'a> {
 pub async fn run(args: CheckpointWaitArgs) -> Result<()> {
     let selector = args.target.selector(&args.name)?;
     let mirror = args.target.open_or_create()?;
-    let waiting = wait_for(&mirror, &selector, args.until);
+    let waiting = wait_for(&mirror, &selector, (args.until, args.ranks));
     let group = match args.timeout {
         None => waiting.await?,
         Some(timeout) => tokio::time::timeout(timeout, waiting).await.map_err(|_| {
@@ -91,7 +95,7 @@ pub async fn run(args: CheckpointWaitArgs) -> Result<()> {
 async fn wait_for(
     mirror: &Mirror,
     selector: &CheckpointSelector,
-    until: SavedCondition,
+    (until, ranks): (SavedCondition, u32),
 ) -> Result<CheckpointGroup> {
     let mut last_message = String::new();
     loop {
@@ -99,6 +103,7 @@ async fn wait_for(
             Ok((groups, damaged)) => {
                 let group = newest(selector, &groups);
                 if let Some(group) = &group
+                    && group.ranks().len() >= ranks as usize
                     && (until == SavedCondition::Saved || is_complete(group))
                 {
                     return Ok(group.clone());

@@ -17,6 +17,19 @@ async fn begun_nodes() -> (TempDir, HomeNode, HomeNode) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn home_whose_directory_is_lost_begins_with_what_is_saved_and_removes_nothing() {
+    let (_mirror, one, other) = nodes();
+    one.write("kept", "kept");
+    one.save().await;
+    fs::remove_dir_all(one.tree()).unwrap();
+    assert_eq!(one.pull().await.taken, 1);
+    one.write("new", "new");
+    one.save().await;
+    other.pull().await;
+    assert_eq!(["kept", "new"].map(|name| other.read(name).unwrap()), ["kept", "new"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn cache_home_that_began_before_a_power_cut_is_as_saved_but_for_what_a_job_wrote() {
     let (_mirror, one, other) = begun_nodes().await;
     // What a disk makes of files that it did not get: empty ones, zeros, and none.
