@@ -1,6 +1,6 @@
 //! Seals: the units that are durable on the disk, and in which versions.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -182,6 +182,15 @@ impl Seal {
             whole.files.get(path).is_some_and(|one| one.version == file.version)
         };
         self.files.len() < whole.files.len() && self.files.iter().all(is_there)
+    }
+
+    /// Whether it has one of `files`, each a device and an inode.
+    pub fn has_file_of(&self, files: &BTreeSet<(u64, u64)>) -> bool {
+        let id = |file: &ScannedFile| {
+            let mut parts = file.version.split('-').map(|part| part.parse::<u64>().ok());
+            Some((parts.next()??, parts.next()??))
+        };
+        !files.is_empty() && self.files.values().filter_map(id).any(|id| files.contains(&id))
     }
 
     /// The name in the unit of `path`, one of its files.
