@@ -52,6 +52,18 @@ fn last_markers_are_those_that_were_written_after_everything_else() {
 }
 
 #[test]
+fn metadata_of_a_checkpoint_of_loose_files_belongs_to_it_and_says_that_it_is_complete() {
+    let file = |at| ScannedFile { version: String::new(), size: 1, mtime: (at, 0), executable: false };
+    let mut scan = Scan::default();
+    scan.files.insert("__0_0.distcp".into(), file(1));
+    scan.files.insert(".metadata".into(), file(2));
+    let (seals, skipped) = scan.into_seals().expect("few units");
+    assert_eq!(skipped, SkippedEntries::new());
+    assert_eq!(seals["."].files.len(), 2);
+    assert!(seals["."].is_marked());
+}
+
+#[test]
 fn link_of_a_checkpoint_without_files_is_reported_as_left_out() {
     let file = ScannedFile { version: String::new(), size: 1, mtime: (1, 0), executable: false };
     let link = (b"step-500".to_vec(), (1, 0));
