@@ -142,9 +142,18 @@ impl Scan {
 }
 
 impl Seal {
-    /// The state, as a digest of all paths, versions and links.
+    /// The state, as a digest of all paths, versions and links. After a boot it is the same.
     pub fn fingerprint(&self) -> Digest {
-        let files = self.files.iter().map(|(path, file)| (path, file.version.as_bytes()));
+        self.digest(ScannedFile::version_on_device)
+    }
+
+    /// Whether a saver has recorded this state as `fingerprint`: earlier builds hashed the number of the device, too.
+    pub fn is_recorded_as(&self, fingerprint: &Digest) -> bool {
+        self.fingerprint() == *fingerprint || self.digest(|file| &file.version) == *fingerprint
+    }
+
+    fn digest(&self, version: impl Fn(&ScannedFile) -> &str) -> Digest {
+        let files = self.files.iter().map(|(path, file)| (path, version(file).as_bytes()));
         // The time of a directory says nothing that its entries don't.
         let directories = self.directories.keys().map(|path| (path, &b"directory"[..]));
         let links = self.links.iter().map(|(path, (target, _))| (path, &target.0[..]));
@@ -179,7 +188,7 @@ impl Seal {
     /// Whether it is what is left of `whole`: fewer files, each in the version that it has there.
     pub fn is_remainder_of(&self, whole: &Self) -> bool {
         let is_there = |(path, file): (&EncodedPath, &ScannedFile)| {
-            whole.files.get(path).is_some_and(|one| one.version == file.version)
+            whole.files.get(path).is_some_and(|one| one.version_on_device() == file.version_on_device())
         };
         self.files.len() < whole.files.len() && self.files.iter().all(is_there)
     }
@@ -270,10 +279,8 @@ impl Seal {
     /// The files of the unit that are as they were sealed, by `found`, a walk after a power cut; and the
     /// paths of its other files, which may be torn.
     pub fn survivors(&self, mut found: Self) -> (Self, Vec<Vec<u8>>) {
-        // Numbers of devices may be others after a boot.
-        let content = |file: &ScannedFile| file.version.split_once('-').map(|(_, rest)| rest.to_owned());
         let is_sealed = |path: &EncodedPath, file: &ScannedFile| {
-            self.files.get(path).is_some_and(|sealed| content(sealed) == content(file))
+            self.files.get(path).is_some_and(|one| one.version_on_device() == file.version_on_device())
         };
         let torn = found.files.iter().filter(|(path, file)| !is_sealed(path, file));
         let torn: Vec<_> = torn.map(|(path, _)| path.0.clone()).collect();
@@ -284,6 +291,13 @@ impl Seal {
     /// The bytes of its files.
     pub fn bytes(&self) -> u64 {
         self.files.values().map(|file| file.size).sum()
+    }
+}
+
+impl ScannedFile {
+    /// Its version without the number of the device, which may be another after a boot; no walk leaves its device.
+    fn version_on_device(&self) -> &str {
+        self.version.split_once('-').map_or(&self.version, |(_, rest)| rest)
     }
 }
 

@@ -52,6 +52,24 @@ fn last_markers_are_those_that_were_written_after_everything_else() {
 }
 
 #[test]
+fn fingerprint_of_a_seal_on_a_device_with_another_number_is_the_same() {
+    let seal = |versions: &[&str]| {
+        let files = versions.iter().enumerate().map(|(at, version)| {
+            let file = ScannedFile { version: (*version).into(), size: 1, mtime: (1, 0), executable: false };
+            (EncodedPath(format!("a/{at}").into()), file)
+        });
+        Seal { unit: "a".into(), files: files.collect(), ..Seal::default() }
+    };
+    let (before, after) = (seal(&["66305-7-1-5-5", "66305-8-1-5-5"]), seal(&["64-7-1-5-5", "64-8-1-5-5"]));
+    assert_eq!(before.fingerprint(), after.fingerprint());
+    assert!(seal(&["64-7-1-5-5"]).is_remainder_of(&before));
+    assert_ne!(before.fingerprint(), seal(&["66305-7-1-5-5", "66305-9-1-5-5"]).fingerprint());
+    let recorded = before.digest(|file| &file.version);
+    assert!(before.is_recorded_as(&recorded) && before.is_recorded_as(&after.fingerprint()));
+    assert!(!after.is_recorded_as(&recorded), "an earlier build has recorded another device");
+}
+
+#[test]
 fn metadata_of_a_checkpoint_of_loose_files_belongs_to_it_and_says_that_it_is_complete() {
     let file = |at| ScannedFile { version: String::new(), size: 1, mtime: (at, 0), executable: false };
     let mut scan = Scan::default();
