@@ -138,8 +138,12 @@ impl ContainerVolumes {
             _ => Ok(()),
         };
         blocking(bind).await?;
-        // It may have been ended meanwhile.
-        volume.await_publication().await?;
+        // It may have been ended meanwhile, and unbound before that bind.
+        if let Err(ended) = volume.await_publication().await {
+            let own = Arc::clone(&volume);
+            blocking(move || own.target.as_ref().map_or(Ok(()), BindTarget::unbind_writable)).await?;
+            return Err(ended);
+        }
         Ok(volume.status())
     }
 
@@ -206,8 +210,7 @@ impl ContainerVolumes {
         if let Some(found) = table.get(&new.key) {
             return if found.is_same(&new.request) { Ok(Arc::clone(found)) } else { Err(exists(found)) };
         }
-        let holds = |other: &&Arc<ContainerVolume>| new.target.is_some() && other.target == new.target;
-        if let Some(other) = table.values().find(|other| holds(other) && other.end_time().is_none()) {
+        if let Some(other) = table.values().find(|other| other.holds_target_of(new)) {
             return Err(exists(other));
         }
         table.insert(new.key.clone(), Arc::clone(new));
@@ -290,12 +293,18 @@ impl ContainerVolumes {
                 format!("{kind} cannot be ended yet: its directory cannot be had; see the agent's log");
             return Err(Failure::new(Kind::Busy, text));
         };
-        if published.is_err() {
+        let is_ended = volume.end_time().is_some();
+        let is_unbound = if is_ended { self.is_taken(&volume) } else { published.is_err() };
+        if is_unbound {
             return Ok(());
         }
         let (volumes, own) = (Arc::clone(self), Arc::clone(&volume));
         let unbind = move || {
             own.target.as_ref().map_or(Ok(()), BindTarget::unbind_writable)?;
+            if is_ended {
+                // A publish that came too late may have bound it again; the record may be gone by now.
+                return Ok(());
+            }
             own.end();
             // Without it the next agent finds that nothing is bound.
             let stored = volumes.records.put(&own.key, &own.record(&volumes.boot));
@@ -303,6 +312,11 @@ impl ContainerVolumes {
             Ok(())
         };
         Ok(blocking(unbind).await?)
+    }
+
+    /// Whether the target of a volume that was ended is another's by now.
+    fn is_taken(&self, own: &ContainerVolume) -> bool {
+        self.all().iter().any(|other| other.key != own.key && other.holds_target_of(own))
     }
 
     /// Carries a published volume to its end.

@@ -67,7 +67,7 @@ fn is_all_saved(volume: &Path, checkpoints: &Path) -> Result<bool> {
     let saved = read(volume).unwrap_or_default().saved;
     Ok(seals.iter().all(|(name, seal)| {
         let is_saved =
-            |saved: &SavedState| saved.fingerprint == seal.fingerprint() || is_remainder(volume, seal, saved);
+            |saved: &SavedState| seal.is_recorded_as(&saved.fingerprint) || is_remainder(volume, seal, saved);
         seal.files.is_empty() || saved.get(name).is_some_and(is_saved)
     }))
 }

@@ -177,7 +177,8 @@ impl NodeService {
         let source = retry_while_away(until, || self.agent.publication(key)).await;
         let written = retry_while_away(until, || self.agent.volume(key)).await;
         let source = known(source)?.is_some_and(|status| status.state == PublicationState::Published);
-        Ok(source || known(written)?.is_some_and(|status| status.state == ContainerVolumeState::Published))
+        // While one is being prepared, nothing is bound, and it has no path.
+        Ok(source || known(written)?.is_some_and(|status| status.path.is_some()))
     }
 
     /// Ends what is published, or is about to be.
@@ -212,7 +213,8 @@ impl NodeService {
             written.volumes.into_iter().filter(|volume| volume.state == ContainerVolumeState::Published);
         let sources = sources.publications.into_iter().filter(|one| one.state != PublicationState::Failed);
         let sources = sources.map(|one| (one.key, one.consumer, one.state == PublicationState::Published));
-        let all: Vec<_> = sources.chain(written.map(|one| (one.key, one.consumer, true))).collect();
+        let all: Vec<_> =
+            sources.chain(written.map(|one| (one.key, one.consumer, one.path.is_some()))).collect();
         let (own, others): (Vec<_>, Vec<_>) = all
             .into_iter()
             .filter(|(other, ..)| other.starts_with(&volume))

@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 
 use super::LOOSE;
+use super::marker::is_marker;
 
 /// The prefix of the Trainer's names, before their numbers.
 const NUMBERED_PREFIX: &[u8] = b"checkpoint-";
@@ -33,7 +34,9 @@ impl CheckpointUnits {
     /// `is_directory`; `None` where that has a temporary name.
     pub fn unit<'a>(&self, path: &'a [u8], is_directory: bool) -> Option<&'a [u8]> {
         let (top, below) = split(path);
-        if is_temporary(top) {
+        // DCP's `.metadata` is a checkpoint's marker, and no temporary name, where the checkpoint lies in no directory of its own.
+        let is_loose_marker = below.is_none() && !is_directory && is_marker(top);
+        if is_temporary(top) && !is_loose_marker {
             return None;
         }
         let Some(below) = below else { return Some(if is_directory { top } else { LOOSE.as_bytes() }) };
@@ -108,6 +111,7 @@ mod tests {
         let plain = layout(&["step-1", "step-1/model", "checkpoint-9"]);
         for (path, name) in [
             ("latest", "."),
+            (".metadata", "."),
             ("step-1/a", "step-1"),
             ("step-1/model/checkpoint-3", "step-1"),
             ("checkpoint-9/a/b/c", "checkpoint-9"),
@@ -146,11 +150,14 @@ mod tests {
             "5.orbax-checkpoint-tmp-77/a",
             "x.incomplete/a",
             ".hidden/a",
+            ".metadata/a",
+            ".metadata.tmp",
             ".loose",
             "file.pt.tmp",
         ] {
             assert_eq!(unit(&CheckpointUnits::default(), path), None, "{path}");
         }
+        assert_eq!(CheckpointUnits::default().unit(b".metadata", true), None, "a directory");
         for name in ["tmp", "temp-1", "a-tmp", "incomplete"] {
             assert!(!is_temporary(name.as_bytes()), "{name}");
         }

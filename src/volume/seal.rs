@@ -1,6 +1,6 @@
 //! Seals: the units that are durable on the disk, and in which versions.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -142,9 +142,18 @@ impl Scan {
 }
 
 impl Seal {
-    /// The state, as a digest of all paths, versions and links.
+    /// The state, as a digest of all paths, versions and links. After a boot it is the same.
     pub fn fingerprint(&self) -> Digest {
-        let files = self.files.iter().map(|(path, file)| (path, file.version.as_bytes()));
+        self.digest(ScannedFile::version_on_device)
+    }
+
+    /// Whether a saver has recorded this state as `fingerprint`: earlier builds hashed the number of the device, too.
+    pub fn is_recorded_as(&self, fingerprint: &Digest) -> bool {
+        self.fingerprint() == *fingerprint || self.digest(|file| &file.version) == *fingerprint
+    }
+
+    fn digest(&self, version: impl Fn(&ScannedFile) -> &str) -> Digest {
+        let files = self.files.iter().map(|(path, file)| (path, version(file).as_bytes()));
         // The time of a directory says nothing that its entries don't.
         let directories = self.directories.keys().map(|path| (path, &b"directory"[..]));
         let links = self.links.iter().map(|(path, (target, _))| (path, &target.0[..]));
@@ -179,9 +188,18 @@ impl Seal {
     /// Whether it is what is left of `whole`: fewer files, each in the version that it has there.
     pub fn is_remainder_of(&self, whole: &Self) -> bool {
         let is_there = |(path, file): (&EncodedPath, &ScannedFile)| {
-            whole.files.get(path).is_some_and(|one| one.version == file.version)
+            whole.files.get(path).is_some_and(|one| one.version_on_device() == file.version_on_device())
         };
         self.files.len() < whole.files.len() && self.files.iter().all(is_there)
+    }
+
+    /// Whether it has one of `files`, each a device and an inode.
+    pub fn has_file_of(&self, files: &BTreeSet<(u64, u64)>) -> bool {
+        let id = |file: &ScannedFile| {
+            let mut parts = file.version.split('-').map(|part| part.parse::<u64>().ok());
+            Some((parts.next()??, parts.next()??))
+        };
+        !files.is_empty() && self.files.values().filter_map(id).any(|id| files.contains(&id))
     }
 
     /// The name in the unit of `path`, one of its files.
@@ -261,10 +279,8 @@ impl Seal {
     /// The files of the unit that are as they were sealed, by `found`, a walk after a power cut; and the
     /// paths of its other files, which may be torn.
     pub fn survivors(&self, mut found: Self) -> (Self, Vec<Vec<u8>>) {
-        // Numbers of devices may be others after a boot.
-        let content = |file: &ScannedFile| file.version.split_once('-').map(|(_, rest)| rest.to_owned());
         let is_sealed = |path: &EncodedPath, file: &ScannedFile| {
-            self.files.get(path).is_some_and(|sealed| content(sealed) == content(file))
+            self.files.get(path).is_some_and(|one| one.version_on_device() == file.version_on_device())
         };
         let torn = found.files.iter().filter(|(path, file)| !is_sealed(path, file));
         let torn: Vec<_> = torn.map(|(path, _)| path.0.clone()).collect();
@@ -275,6 +291,13 @@ impl Seal {
     /// The bytes of its files.
     pub fn bytes(&self) -> u64 {
         self.files.values().map(|file| file.size).sum()
+    }
+}
+
+impl ScannedFile {
+    /// Its version without the number of the device, which may be another after a boot; no walk leaves its device.
+    fn version_on_device(&self) -> &str {
+        self.version.split_once('-').map_or(&self.version, |(_, rest)| rest)
     }
 }
 
@@ -289,85 +312,4 @@ pub fn seal_file_name(unit: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use super::*;
-
-    #[test]
-    fn seal_without_leases_is_applied_only_after_the_longer_quiet() {
-        let home = tempfile::tempdir().expect("a directory");
-        fs::create_dir(home.path().join("a")).expect("a directory");
-        fs::write(home.path().join("a/model"), "1").expect("a file");
-        let directory = Arc::new(VolumeDirectory::open(home.path()).expect("a directory"));
-        let (seals, _) = directory.walk().and_then(Scan::into_seals).expect("scanned");
-        let seal = |probe: fn(&OwnedFd) -> Writers| seals["a"].clone().apply_with(&directory, probe);
-        assert!(matches!(seal(|_| Writers::Unknown), Ok(SealOutcome::WritersUnknown)));
-        assert!(matches!(seal(|_| Writers::Some), Ok(SealOutcome::Busy)));
-        assert!(matches!(seal(|_| Writers::None), Ok(SealOutcome::Sealed(_))));
-        assert_eq!(without_writers(Writers::Unknown, true), Writers::None);
-        assert_eq!(without_writers(Writers::Unknown, false), Writers::Unknown);
-        assert_eq!(without_writers(Writers::Some, true), Writers::Some);
-    }
-
-    #[test]
-    fn seal_probes_all_files_before_it_flushes_one() {
-        let home = tempfile::tempdir().expect("a directory");
-        fs::create_dir(home.path().join("a")).expect("a directory");
-        (0..3).for_each(|at| fs::write(home.path().join(format!("a/{at}")), "1").expect("a file"));
-        let directory = Arc::new(VolumeDirectory::open(home.path()).expect("a directory"));
-        let (mut seals, _) = directory.walk().and_then(Scan::into_seals).expect("scanned");
-        let probed = std::cell::Cell::new(0);
-        // The last of them has a writer: none was probed twice, as when it is flushed.
-        let probe = |_: &OwnedFd| {
-            probed.set(probed.get() + 1);
-            if probed.get() == 3 { Writers::Some } else { Writers::None }
-        };
-        let sealed = seals.remove("a").expect("the unit").apply_with(&directory, probe);
-        assert!(matches!(sealed, Ok(SealOutcome::Busy)) && probed.get() == 3);
-    }
-
-    #[test]
-    fn last_markers_are_those_that_were_written_after_everything_else() {
-        let mut seal = Seal::default();
-        let mut put = |path: &str, at| {
-            let file = ScannedFile { version: String::new(), size: 1, mtime: (at, 0), executable: false };
-            seal.files.insert(EncodedPath(path.into()), file);
-            seal.last_markers().count()
-        };
-        assert_eq!(put("a/model", 1), 0);
-        assert_eq!(put("a/.metadata", 1), 0, "in the same moment");
-        assert_eq!(put("a/.metadata", 2), 1);
-        assert_eq!(put("a/rng", 3), 0);
-    }
-
-    #[test]
-    fn link_of_a_checkpoint_without_files_is_reported_as_left_out() {
-        let file = ScannedFile { version: String::new(), size: 1, mtime: (1, 0), executable: false };
-        let link = (b"step-500".to_vec(), (1, 0));
-        let mut scan = Scan::default();
-        scan.files.insert("step-500/model".into(), file.clone());
-        scan.links.extend(["latest", "step-500/alias"].map(|path| (path.into(), link.clone())));
-        let skipped = |scan: &Scan| scan.clone().into_seals().expect("few units").1;
-        let left = SkippedEntries::from([(b"latest".to_vec(), SkipReason::LinkWithoutFiles)]);
-        assert_eq!(skipped(&scan), left);
-        scan.files.insert("log".into(), file);
-        assert_eq!(skipped(&scan), SkippedEntries::new(), "it is saved with the loose files");
-    }
-
-    #[test]
-    fn file_with_a_temporary_name_is_reported_as_left_out() {
-        let file = |size| ScannedFile { version: String::new(), size, mtime: (1, 0), executable: false };
-        let mut scan = Scan::default();
-        for (path, size) in
-            [("tmp-a/x/model", 1), ("out/checkpoint-1/m", 1), ("out/.b/m", 1), (".empty", 0), ("ok/m", 1)]
-        {
-            scan.files.insert(path.into(), file(size));
-        }
-        scan.directories.insert("out/checkpoint-1".into(), (1, 0));
-        let (seals, skipped) = scan.into_seals().expect("few units");
-        assert_eq!(seals.keys().collect::<Vec<_>>(), ["ok", "out/checkpoint-1"]);
-        let names = [&b"out/.b"[..], b"tmp-a"].map(|name| (name.to_vec(), SkipReason::TemporaryName));
-        assert_eq!(skipped, SkippedEntries::from(names));
-    }
-}
+mod tests;

@@ -1,6 +1,6 @@
 //! Jobs, as they travel over the control socket.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use bdnfs::error::Error;
@@ -156,6 +156,20 @@ impl JobExit {
     pub fn is_success(&self) -> bool {
         self.code == Some(0) && self.why.is_none()
     }
+}
+
+/// A file of a node as long as that is there: its device and its inode. Its path may be another to each process.
+pub type FileId = (u64, u64);
+
+/// The end of a job's commands, as their supervisor writes it down for the job's saver.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct CommandsEnd {
+    /// Their exit.
+    #[serde(flatten)]
+    pub exit: JobExit,
+    /// The files on the disk of its checkpoints that processes were writing when the supervisor ended these.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub cut: BTreeSet<FileId>,
 }
 
 /// The exit code of a command that runs a job which did not complete, where the job's own commands do not say another.

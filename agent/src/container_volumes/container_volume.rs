@@ -256,6 +256,11 @@ impl ContainerVolume {
         self.state.borrow().ended
     }
 
+    /// Whether it has the target of `other`, and is not ended.
+    pub fn holds_target_of(&self, other: &Self) -> bool {
+        other.target.is_some() && self.target == other.target && self.end_time().is_none()
+    }
+
     /// Waits until it is ended.
     pub async fn await_end(&self) {
         let _ = self.state.subscribe().wait_for(|state| state.ended.is_some()).await;

@@ -66,7 +66,8 @@ pub fn create(services: &JobServices, job: &Job) -> Result<(VolumeBinds, Vec<Fil
     }
     let (root, own) = (services.volumes.directory().to_owned(), volume.path().to_owned());
     let shared_root = services.volumes.shared_directory().map(Path::to_owned);
-    Ok((VolumeBinds { root, shared_root, own, shared, binds }, locks))
+    let checkpoints = checkpoint_path(job.request());
+    Ok((VolumeBinds { root, shared_root, own, shared, binds, checkpoints }, locks))
 }
 
 /// The variables with a job's identity and the directories that it may write to.

@@ -1,10 +1,12 @@
 //! What a run of a job does: created, deploying, running, and one of three ends.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::task::blocking;
+use rustix::fs::FlockOperation;
 
 use super::cache_updates;
 use super::deployment::{self, RunningCommands};
@@ -19,6 +21,7 @@ use super::supervisor::{self, SupervisorInfo};
 use super::volume_limits;
 use crate::api::job::{JobExit, JobState, JobStatus};
 use crate::api::{ApiResult, Failure, MirrorRequest};
+use crate::context::Context;
 use crate::deploy::{CheckpointCaching, SavedVolume};
 use crate::lifecycle::KeepAlive;
 
@@ -120,12 +123,15 @@ impl JobRun {
     /// Waits until the commands have ended, and until all is saved that they wrote.
     async fn supervise_and_save(&self, supervisor: &SupervisorInfo) -> RunEnd {
         let ended = async {
+            // The supervisor's lock goes with the commands, and what they read is verified after them: until the scratch directory is
+            // removed, no other job of this id may begin.
+            let lock = self.lock_volume().await;
             let saver = JobSaver::watch(self);
             let exit = tokio::select! {
                 exit = self.supervise(supervisor) => exit,
                 never = cache_updates::save_regularly(self) => match never {},
             };
-            self.save_rest(saver, exit).await
+            self.save_rest(saver, exit, lock).await
         };
         tokio::select! {
             end = ended => end,
@@ -133,9 +139,20 @@ impl JobRun {
         }
     }
 
+    /// Locks the job's volume, if it has one, shared.
+    async fn lock_volume(&self) -> Option<File> {
+        let (job, volume) = (Arc::clone(&self.job), self.services.volume_of(&self.job));
+        let lock = move || {
+            let locked = job.has_volume().then(|| volume.lock(FlockOperation::NonBlockingLockShared));
+            locked.transpose().with_context(|| format!("cannot lock {}", volume.path().display()))
+        };
+        let locked = blocking(lock).await;
+        locked.inspect_err(|error| tracing::warn!("job {}: {error}", self.job.id())).ok().flatten()
+    }
+
     /// Saves what is left to save when the commands have ended. Only what they wrote is kept meanwhile: a mirror that is away for a
     /// day keeps no space from other jobs.
-    async fn save_rest(&self, saver: JobSaver, exit: ApiResult<JobExit>) -> RunEnd {
+    async fn save_rest(&self, saver: JobSaver, exit: ApiResult<JobExit>, lock: Option<File>) -> RunEnd {
         if self.job.request().checkpoints.is_some() && !self.job.has_exited() {
             // What they wrote is saved even where the cache's disk takes no record.
             if let Err(error) = self.note_exit(exit.as_ref().ok().cloned()).await {
@@ -143,6 +160,7 @@ impl JobRun {
             }
         }
         self.release().await;
+        drop(lock);
         // The caches do not wait until a mirror has taken the last checkpoint: other nodes wait for them.
         let (saved, ()) = tokio::join!(saver.finish(), cache_updates::save(self));
         RunEnd { exit, unsaved: saved.err() }

@@ -34,6 +34,7 @@ pub mod log;
 mod mount_point;
 mod namespace;
 mod processes;
+mod written_files;
 
 use namespace::HiddenPlaces;
 pub use namespace::{TMPFS_OVERLAY_BYTES, check_places};
@@ -44,7 +45,7 @@ const LOCK_FILE: &str = "lock";
 const COMMANDS_LOCK_FILE: &str = "commands.lock";
 /// The file with its [`SupervisorInfo`].
 const STARTED_FILE: &str = "started.json";
-/// The file with the [`JobExit`] of the commands.
+/// The file with the [`CommandsEnd`].
 const ENDED_FILE: &str = "ended.json";
 /// The directory on which the root of the job's mount namespace is put together.
 pub const ROOT_DIRECTORY: &str = "root";
@@ -94,6 +95,9 @@ pub struct VolumeBinds {
     pub shared: Vec<PathBuf>,
     /// Writable bind mounts: a directory of those, and the absolute path where the job sees it.
     pub binds: Vec<(PathBuf, PathBuf)>,
+    /// The path at which the job sees its checkpoint directory, if it has one.
+    #[serde(default)]
+    pub checkpoints: Option<PathBuf>,
 }
 
 /// The supervisor of a job.
@@ -155,8 +159,8 @@ pub fn run() -> Result<()> {
     let reply = serde_json::to_string(&reply).context("cannot write the reply")?;
     let _ = writeln!(std::io::stdout(), "{reply}");
     let Some(PreparedJob { order, directory, .. }) = prepared? else { return Ok(()) };
-    let exit = commands::run(&order, &directory)?;
-    directory.write(ENDED_FILE, &exit)
+    let end = commands::run(&order, &directory)?;
+    directory.write(ENDED_FILE, &end)
 }
 
 /// A job whose commands are about to run.

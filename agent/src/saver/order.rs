@@ -1,5 +1,6 @@
 //! The order of a saver: what it saves, and how it learns that the job has ended.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::api::MirrorRequest;
-use crate::api::job::{JobExit, SIGNAL_CODE_BASE};
+use crate::api::job::{CommandsEnd, FileId, SIGNAL_CODE_BASE};
 use crate::volumes::is_locked;
 
 /// The order of a saver. It travels over a pipe, for there are secrets in it.
@@ -62,8 +63,7 @@ impl SaveOrder {
         };
         // Without a lock there was never a supervisor, or the cache was removed.
         let runs = is_locked(job_lock);
-        let exit = || serde_json::from_slice::<JobExit>(&fs::read(&self.job_exit).ok()?).ok();
-        (!runs).then(|| match exit() {
+        (!runs).then(|| match self.commands_end().map(|end| end.exit) {
             Some(exit) if exit.is_success() && !exit.stopped => JobEnd::Completed,
             // What it wrote is closed; whether it had finished, only a hint tells.
             Some(exit) if exit.is_success() => JobEnd::Failed,
@@ -73,6 +73,15 @@ impl SaveOrder {
             }
             _ => JobEnd::Killed,
         })
+    }
+
+    /// The files that the job's processes were writing when these were ended, once the job has ended: half written, however that went.
+    pub(super) fn cut_files(&self) -> BTreeSet<FileId> {
+        self.job_lock.as_ref().and_then(|_| self.commands_end()).unwrap_or_default().cut
+    }
+
+    fn commands_end(&self) -> Option<CommandsEnd> {
+        serde_json::from_slice(&fs::read(&self.job_exit).ok()?).ok()
     }
 }
 

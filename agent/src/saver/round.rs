@@ -1,6 +1,7 @@
 //! The rounds of a saver: scan the directory each second, seal what has settled, save the newest first.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use super::order::{JobEnd, SaveOrder};
 use super::record::{self, SaverEnd, SaverRecord, SealedState, requested_end};
 use super::save_context::{IntactUnit, SaveContext, SettledUnit, UploadOutcome};
 use super::upload_ahead::{AheadFiles, AheadTask};
+use crate::api::job::FileId;
 use crate::api::saving::CheckpointState;
 
 /// How often the directory is scanned.
@@ -52,6 +54,7 @@ pub async fn save(order: SaveOrder) -> Result<()> {
         begin: Instant::now(),
         is_ending: false,
         ended: None,
+        cut: BTreeSet::new(),
         end_request: None,
         refused: BTreeMap::new(),
         remainders: BTreeMap::new(),
@@ -88,6 +91,8 @@ pub struct Saver {
     is_ending: bool,
     /// When the job was found to have ended, and how.
     pub(super) ended: Option<(Instant, JobEnd)>,
+    /// The files that the end of the job has left half written.
+    pub(super) cut: BTreeSet<FileId>,
     /// The requested end before all is saved.
     pub(super) end_request: Option<SaverEnd>,
     /// The states in which units are sealed, and in which they can never be saved.
@@ -207,12 +212,13 @@ impl Saver {
         let scan = blocking(move || {
             // Checked before the scan: a scan after the end finds everything.
             let ended = if has_ended { None } else { context.order.job_end() };
+            let cut = ended.map(|_| context.order.cut_files());
             let is_ending = has_ended || context.order.is_ending();
             let end_request = requested_end(&context.order.volume);
-            Ok((ended, is_ending, end_request, DirectoryScan::read(&context.directory)))
+            Ok((ended, cut, is_ending, end_request, DirectoryScan::read(&context.directory)))
         });
-        let (ended, is_ending, end_request, found) = scan.await?;
-        self.is_ending = is_ending;
+        let (ended, cut, is_ending, end_request, found) = scan.await?;
+        (self.is_ending, self.cut) = (is_ending, cut.unwrap_or_else(|| mem::take(&mut self.cut)));
         self.ended = self.ended.or(ended.map(|end| (Instant::now(), end)));
         if self.ended.is_some() && self.record.ended.is_none() {
             self.record.ended = Some(Utc::now());

@@ -116,7 +116,8 @@ impl Saver {
         if !torn.is_empty() {
             let paths = torn.iter().take(MAX_LISTED_TORN_FILES).map(|path| path.escape_ascii().to_string());
             let paths: Vec<_> = paths.collect();
-            self.report(&name).state = CheckpointState::Torn;
+            let report = self.report(&name);
+            (report.state, report.complete) = (CheckpointState::Torn, false);
             self.record.report.torn += torn.len() as u64;
             self.record.note(format!(
                 "{name} {why} kept in {} and not saved: {}",

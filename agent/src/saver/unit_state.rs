@@ -49,9 +49,11 @@ impl Saver {
         }
     }
 
-    /// Whether a unit that is not sealed may be torn, as its job was killed: the last that was written to it is no whole marker.
+    /// Whether a unit that is not sealed may be torn, as its job was killed, or a process that was writing to it: the last that was
+    /// written to it is no whole marker.
     pub(super) async fn is_torn(&self, seal: &Seal) -> bool {
-        if self.ended.is_none_or(|(_, end)| end != JobEnd::Killed) {
+        let is_killed = self.ended.is_some_and(|(_, end)| end == JobEnd::Killed);
+        if !is_killed && !seal.has_file_of(&self.cut) {
             return false;
         }
         let (context, seal) = (Arc::clone(&self.context), seal.clone());

@@ -209,6 +209,29 @@ fn written_volume_whose_target_lies_elsewhere_since_a_restart_goes_on_and_is_unb
 }
 
 #[test]
+fn written_volume_that_was_bound_again_while_it_was_ended_is_unbound_by_the_next_unpublish() {
+    let mut plugin = WrittenPlugin::new();
+    plugin.targets = Some(plugin.machine.directory("targets"));
+    plugin.restart();
+    let target = plugin.machine.directory("targets").join("pod");
+    let request = json!({"kind": "projectCache", "name": "p", "target": target, "trusted": true});
+    let unpublish = || assert_eq!(plugin.agent().ask("DELETE", "/v1/volumes/pod", "").code, 200);
+    assert_eq!(plugin.agent().ask("PUT", "/v1/volumes/pod", &request.to_string()).code, 200);
+    let tree = plugin.machine.volumes().join("default/caches/project/p/tree");
+    let mut container = Container::start(&plugin.machine, &tree);
+    unpublish();
+    assert!(!is_mounted(&target));
+    // As a publish does whose client is gone, after the end.
+    fs::create_dir(&target).unwrap();
+    let bind = ["--bind", tree.to_str().unwrap(), target.to_str().unwrap()];
+    plugin.machine.run_command(plugin.machine.program("mount", &bind)).succeeds();
+    unpublish();
+    assert!(!is_mounted(&target) && !target.exists());
+    container.end();
+    plugin.await_saved();
+}
+
+#[test]
 fn written_volume_that_dockerd_forgot_is_ended_when_no_container_has_it() {
     let plugin = WrittenPlugin::new();
     plugin.succeed("Create", DOCKER, "");

@@ -369,8 +369,8 @@ fn project_cache_is_saved_while_a_pod_uses_it() {
     node.await_end();
 }
 
-#[test]
-fn pod_deleted_while_its_project_cache_is_pulled_ends_at_once() {
+/// Publishes a project cache that is pulled from a mirror that does not answer, and expects that `end` ends that at once.
+fn ended_while_it_is_pulled(end: impl FnOnce(&WritingNode, &PodVolume)) {
     let node = WritingNode::new();
     node.0.env.proxy.set(bdnfs_tests::proxy::NetworkFault { frozen: true, ..Default::default() });
     let volume = PodVolume::inline(POD, &[("projectCache", "llama")]);
@@ -378,9 +378,23 @@ fn pod_deleted_while_its_project_cache_is_pulled_ends_at_once() {
         let held = scope.spawn(|| node.0.kubelet.call_publish(&volume));
         eventually("it is prepared", || node.volumes().len() == 1);
         let begin = Instant::now();
-        node.0.kubelet.unpublish(&volume).unwrap();
+        end(&node, &volume);
         assert!(begin.elapsed().as_secs() < 2, "{:?}", begin.elapsed());
         assert_eq!(held.join().unwrap().unwrap_err().code(), Code::Aborted);
     });
     node.await_end();
+}
+
+#[test]
+fn pod_deleted_while_its_project_cache_is_pulled_ends_at_once() {
+    ended_while_it_is_pulled(|node, volume| node.0.kubelet.unpublish(volume).unwrap());
+}
+
+#[test]
+fn publish_that_is_refused_while_its_project_cache_is_pulled_is_not_taken_for_done() {
+    ended_while_it_is_pulled(|node, _| {
+        // As where the rules of the driver are others since it was restarted.
+        let refused = PodVolume::inline(POD, &[("projectCache", "llama"), ("source", "s3://bucket")]);
+        assert_eq!(node.0.kubelet.call_publish(&refused).unwrap_err().code(), Code::InvalidArgument);
+    });
 }

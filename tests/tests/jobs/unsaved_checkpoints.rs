@@ -124,6 +124,42 @@ fn checkpoint_that_a_killed_process_closes_while_its_job_winds_down_is_torn() {
 }
 
 #[test]
+fn checkpoint_of_a_process_that_the_end_of_its_job_kills_is_torn() {
+    let saving = SavingMachine::new();
+    let (begin, more) = (
+        "cd $BT_CHECKPOINT_DIR && mkdir a b c d && echo a > a/model",
+        "while :; do echo more; sleep 0.1; done",
+    );
+    // Writers that SIGTERM ends, that only SIGKILL does, and one that closes its file itself, which no child of it has.
+    let left = format!(
+        "{begin}; (exec > b/model; {more}) & (trap '' TERM; exec > c/model; {more}) &
+        (trap exit TERM; exec > d/model; while :; do echo more; sleep 0.1 > /dev/null; done) & sleep 5; exit 0"
+    );
+    // The shell above them ends in good order.
+    let stopped =
+        format!("trap 'exit 0' TERM; {begin}; (exec > b/model; {more}) & (exec > c/model; {more}) & wait");
+    for (id, command) in [("left", left), ("stopped", stopped)] {
+        let number = saving.submit(id, &command);
+        if id == "stopped" {
+            saving.await_event(&number, "saved a ");
+            job(&saving.machine, &["stop", &number]).succeeds();
+        }
+        let status = saving.ended(&number);
+        assert_eq!(status["exit"]["code"], 0, "{status}");
+        let found = checkpoints(&status);
+        for name in ["b", "c"] {
+            let torn = (name.to_owned(), "torn".to_owned(), false, 0);
+            assert!(found.contains(&torn), "{status}");
+            assert_eq!(saving.files(&format!("bt://p@{id}/{name}")), None, "{status}");
+        }
+        let is_left = id == "left";
+        assert!(found.contains(&saved("a", is_left, 1)), "{status}");
+        assert_eq!(found.contains(&saved("d", true, 1)), is_left, "{status}");
+        assert_eq!(saving.files(&format!("bt://p@{id}/a")), Some(Files::from([file("model", "a\n")])));
+    }
+}
+
+#[test]
 fn checkpoint_of_a_worker_that_was_killed_below_its_launcher_is_saved_and_not_the_latest() {
     let saving = SavingMachine::new();
     // As torchrun, which ends with 1 whatever has killed its worker.

@@ -7,6 +7,7 @@ use bdnfs_tests::filled_disk::FilledDisk;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::{eventually, kill_and_wait};
 use bdnfs_tests::tree::write_file;
+use rustix::process::{Signal, kill_process};
 
 use super::kit::{events, job, spec, submitted, text, toml};
 use super::saving::{Files, SavingMachine, checkpoints, file, saved, saved_files, saving_spec, start_with};
@@ -88,6 +89,33 @@ fn job_id_in_use_is_refused_to_another_job() {
     fs::write(flag.join("go"), "").unwrap();
     job(&machine, &["wait", &first]).succeeds();
     assert!(volumes(&machine).is_empty());
+}
+
+#[test]
+fn job_id_is_refused_to_another_job_until_the_scratch_of_the_first_is_removed() {
+    let machine = Machine::new();
+    let agent = machine.agent("");
+    let flag = machine.directory("flag");
+    let wait = format!("touch {0}/runs; while [ ! -e {0}/go ]; do sleep 0.05; done", text(&flag));
+    let file = commands(&machine, "wait.toml", &[&wait]);
+    let first = submitted(&machine, &["--id", "same", text(&file)]);
+    let state = || agent.get(&format!("/v1/jobs/{first}")).json()["state"].clone();
+    eventually("it runs", || flag.join("runs").exists() && state() == "TRAINING_JOB_RUNNING");
+    let [volume] = &volumes(&machine)[..] else { panic!("one volume") };
+    // Its commands end, and the agent is not done with it for long, as where it verifies what they read.
+    kill_process(agent.pid(), Signal::STOP).unwrap();
+    fs::write(flag.join("go"), "").unwrap();
+    eventually("its supervisor has ended", || machine.supervisors().is_empty());
+    let other = machine.directory("other");
+    let second = job(&machine, &["run", "--id", "same", "--cache-dir", text(&other), text(&file)]);
+    let has_scratch = volume.join("scratch").exists();
+    kill_process(agent.pid(), Signal::CONT).unwrap();
+    let message = "a job with the id same runs on this node already; choose another --id";
+    assert!(second.code == Some(125) && second.err.contains(message), "{}", second.err);
+    assert!(has_scratch, "it is the first one's");
+    job(&machine, &["wait", &first]).succeeds();
+    assert!(volumes(&machine).is_empty());
+    job(&machine, &["run", "--id", "same", "--cache-dir", text(&other), text(&file)]).succeeds();
 }
 
 #[test]

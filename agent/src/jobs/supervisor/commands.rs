@@ -1,7 +1,9 @@
 //! Runs a job's commands until they end, or are stopped.
 
-use std::fs::File;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -10,12 +12,12 @@ use bdnfs::error::Result;
 use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep_until};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::log::JobLog;
-use super::{JobDirectory, KILL_POLL_INTERVAL, KILL_TIMEOUT, SupervisorOrder, processes};
-use crate::api::job::JobExit;
+use super::{JobDirectory, KILL_POLL_INTERVAL, KILL_TIMEOUT, SupervisorOrder, processes, written_files};
+use crate::api::job::{CommandsEnd, FileId, JobExit};
 use crate::context::Context;
 use crate::runtime;
 
@@ -23,6 +25,8 @@ use crate::runtime;
 const SHELL: &str = "/bin/sh";
 /// How long processes that the commands left running may take to end.
 const LEFTOVER_GRACE_PERIOD: Duration = Duration::from_secs(5);
+/// How long it may take to look which files are being written: a process that waits for a broken disk may not let itself be looked at.
+const WRITTEN_FILES_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the end of the log may take to be written.
 const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -30,7 +34,7 @@ const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// [`Kind::Disk`] where the kernel has no pipe, thread or signal for them.
-pub fn run(order: &SupervisorOrder, directory: &JobDirectory) -> Result<JobExit> {
+pub fn run(order: &SupervisorOrder, directory: &JobDirectory) -> Result<CommandsEnd> {
     let pipe = || rustix::pipe::pipe_with(PipeFlags::CLOEXEC).context("cannot make a pipe");
     let ((stdout, stdout_input), (stderr, stderr_input)) = (pipe()?, pipe()?);
     let (mut log, written) = (JobLog::new(directory.path()), oneshot::channel());
@@ -42,11 +46,11 @@ pub fn run(order: &SupervisorOrder, directory: &JobDirectory) -> Result<JobExit>
         })
         .context("cannot start a thread")?;
     let run = async {
-        let exit =
+        let end =
             CommandRunner::new(order, directory)?.run([stdout_input, stderr_input].map(File::from)).await;
         // A process that escaped may hold the pipe open.
         let _ = tokio::time::timeout(LOG_FLUSH_TIMEOUT, written.1).await;
-        Ok(exit)
+        Ok(end)
     };
     runtime::block_on(async { Ok::<_, io::Error>(run.await) }).context("cannot start a runtime")?
 }
@@ -72,11 +76,18 @@ struct CommandRunner<'a> {
     quit: tokio::signal::unix::Signal,
     /// The time at which processes that were asked to end are killed.
     deadline: Option<Instant>,
+    /// The device on which the job's checkpoints lie, if it writes some.
+    checkpoint_device: Option<u64>,
+    /// The files there that were being written when their writers were ended.
+    cut: BTreeSet<FileId>,
+    /// The processes that were looked at before they were killed.
+    killed: BTreeSet<i32>,
 }
 
 impl<'a> CommandRunner<'a> {
     fn new(order: &'a SupervisorOrder, directory: &'a JobDirectory) -> Result<Self> {
         let catch = |kind| signal(kind).context("cannot receive signals");
+        let checkpoints = order.volume.checkpoints.as_ref();
         let runner = Self {
             order,
             directory,
@@ -84,6 +95,10 @@ impl<'a> CommandRunner<'a> {
             terminate: catch(SignalKind::terminate())?,
             quit: catch(SignalKind::quit())?,
             deadline: None,
+            // Before the job can mount something there.
+            checkpoint_device: checkpoints.and_then(|place| Some(fs::metadata(place).ok()?.dev())),
+            cut: BTreeSet::new(),
+            killed: BTreeSet::new(),
         };
         if order.attached {
             // It is not joined: it waits for as long as this process lives.
@@ -95,7 +110,7 @@ impl<'a> CommandRunner<'a> {
         Ok(runner)
     }
 
-    async fn run(mut self, output: [File; 2]) -> JobExit {
+    async fn run(mut self, output: [File; 2]) -> CommandsEnd {
         let mut exit = JobExit::default();
         for command in &self.order.commands {
             exit = match self.start(command, &output) {
@@ -110,7 +125,7 @@ impl<'a> CommandRunner<'a> {
         self.directory.release_commands_lock();
         drop(output);
         self.end_rest().await;
-        exit
+        CommandsEnd { exit, cut: self.cut }
     }
 
     fn start(&self, command: &str, [stdout, stderr]: &[File; 2]) -> io::Result<Pid> {
@@ -135,10 +150,10 @@ impl<'a> CommandRunner<'a> {
             let deadline = self.deadline;
             tokio::select! {
                 _ = self.children.recv() => {}
-                _ = self.terminate.recv() => self.stop(Duration::from_secs(self.order.grace)),
-                _ = self.quit.recv() => self.stop(Duration::ZERO),
+                _ = self.terminate.recv() => self.stop(Duration::from_secs(self.order.grace)).await,
+                _ = self.quit.recv() => self.stop(Duration::ZERO).await,
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
-                    processes::signal(Signal::KILL);
+                    self.end_all(Signal::KILL).await;
                     // Until they are gone: others may have been started meanwhile.
                     self.deadline = Some(Instant::now() + KILL_POLL_INTERVAL);
                 }
@@ -146,10 +161,10 @@ impl<'a> CommandRunner<'a> {
         }
     }
 
-    fn stop(&mut self, grace: Duration) {
+    async fn stop(&mut self, grace: Duration) {
         self.directory.release_commands_lock();
         if !grace.is_zero() {
-            processes::signal(Signal::TERM);
+            self.end_all(Signal::TERM).await;
             // A stopped process would not handle the signal.
             processes::signal(Signal::CONT);
         }
@@ -160,15 +175,54 @@ impl<'a> CommandRunner<'a> {
     /// Ends what the commands left running.
     async fn end_rest(&mut self) {
         let end = Instant::now();
-        processes::signal(Signal::TERM);
+        self.end_all(Signal::TERM).await;
         let kill = self.deadline.unwrap_or(end + LEFTOVER_GRACE_PERIOD).min(end + LEFTOVER_GRACE_PERIOD);
         loop {
             while processes::reap().is_some() {}
-            let signal = if Instant::now() < kill { Signal::CONT } else { Signal::KILL };
-            if processes::signal(signal) == 0 || end.elapsed() > LEFTOVER_GRACE_PERIOD + KILL_TIMEOUT {
+            let rest = match Instant::now() < kill {
+                true => processes::signal(Signal::CONT),
+                false => self.end_all(Signal::KILL).await,
+            };
+            if rest == 0 || end.elapsed() > LEFTOVER_GRACE_PERIOD + KILL_TIMEOUT {
                 return;
             }
             tokio::time::sleep(KILL_POLL_INTERVAL).await;
+        }
+    }
+
+    /// Sends `signal`, SIGTERM or SIGKILL, to all processes, and notes before which files those are writing that it ends. Returns how
+    /// many processes there are.
+    async fn end_all(&mut self, signal: Signal) -> usize {
+        if let Some(device) = self.checkpoint_device {
+            let mut ended = processes::all();
+            match signal {
+                Signal::KILL => ended.retain(|pid| self.killed.insert(*pid)),
+                // Who handles it may finish what it writes. A child to which it gave the file is cut off all the same.
+                _ => ended.retain(|pid| written_files::is_ended_by(signal, *pid)),
+            }
+            self.note_cut(ended, device).await;
+        }
+        processes::signal(signal)
+    }
+
+    /// Notes which files on `device` the processes `pids` are writing.
+    async fn note_cut(&mut self, pids: BTreeSet<i32>, device: u64) {
+        if pids.is_empty() {
+            return;
+        }
+        let (sender, mut found) = mpsc::unbounded_channel();
+        let look = move || {
+            // Descriptors first: to look at mappings may take long where a process waits for a disk.
+            for files in [written_files::opened, written_files::mapped] {
+                pids.iter().for_each(|pid| drop(sender.send(files(*pid, device))));
+            }
+        };
+        let deadline = Instant::now() + WRITTEN_FILES_TIMEOUT;
+        // Where there is no thread to be had, the job is ended all the same.
+        if std::thread::Builder::new().name("bdnfs-look".into()).spawn(look).is_ok() {
+            while let Ok(Some(files)) = timeout_at(deadline, found.recv()).await {
+                self.cut.extend(files);
+            }
         }
     }
 }

@@ -16,9 +16,10 @@ use crate::api::job::{LogChunk, OutputStream};
 /// The prefixes of the names of its files.
 const LOG_FILE_PREFIX: &str = "log.";
 const STREAMS_FILE_PREFIX: &str = "streams.";
-/// How long both files may become together, in bytes, and how many are kept: 64 MiB are days of what a training job says.
+/// How long both files may become together, in bytes, and how many such are kept: 64 MiB are days of what a training job says. On a
+/// disk that is full now and then files are shorter, and more are kept.
 const LOG_FILE_BYTES: u64 = 16 << 20;
-const LOG_FILES_KEPT: usize = 4;
+const LOG_FILES_KEPT: u64 = 4;
 /// How much is read at once.
 const LOG_READ_BYTES: usize = 64 << 10;
 /// The bytes of a change of the stream.
@@ -77,6 +78,10 @@ impl JobLog {
 
     fn append(&mut self, stream: OutputStream, piece: &[u8]) {
         if self.write(stream, piece).is_err() {
+            // Such a file needs no block on the disk: there would be one for each piece.
+            if self.file.take().is_some_and(|file| file.metadata().is_ok_and(|empty| empty.len() == 0)) {
+                remove(&self.directory, self.start);
+            }
             // The count goes on, so that a reader sees the gap.
             self.begin_at(self.start + self.len + piece.len() as u64);
         }
@@ -91,13 +96,9 @@ impl JobLog {
         if self.len + self.changes_len >= LOG_FILE_BYTES {
             self.begin_at(self.start + self.len);
         }
-        if self.file.is_none() {
+        let is_new = self.file.is_none();
+        if is_new {
             self.file = Some(File::create(log_path(&self.directory, self.start))?);
-            let files = files(&self.directory)?;
-            for (start, _) in files.iter().rev().skip(LOG_FILES_KEPT) {
-                let _ = fs::remove_file(streams_path(&self.directory, *start));
-                let _ = fs::remove_file(log_path(&self.directory, *start));
-            }
         }
         if stream != self.stream {
             // Written before the bytes, so that their reader finds it.
@@ -110,8 +111,30 @@ impl JobLog {
             file.write_all(piece)?;
         }
         self.len += piece.len() as u64;
+        if is_new {
+            // Not before something is written: a full disk must not cost what is kept.
+            self.remove_oldest();
+        }
         Ok(())
     }
+
+    /// Removes the files that are older than the last that are kept.
+    fn remove_oldest(&self) {
+        let mut newer = 0;
+        for (start, len) in files(&self.directory).unwrap_or_default().into_iter().rev() {
+            if newer >= (LOG_FILES_KEPT - 1) * LOG_FILE_BYTES {
+                remove(&self.directory, start);
+            }
+            let changes = fs::metadata(streams_path(&self.directory, start)).map_or(0, |file| file.len());
+            newer += len + changes;
+        }
+    }
+}
+
+/// Removes the files of a log that begin with byte `start`.
+fn remove(directory: &Path, start: u64) {
+    let _ = fs::remove_file(streams_path(directory, start));
+    let _ = fs::remove_file(log_path(directory, start));
 }
 
 fn log_path(directory: &Path, start: u64) -> PathBuf {
@@ -199,7 +222,7 @@ mod tests {
         log.append(OUT, b"world");
         assert_eq!(read(dir.path(), 3, 5).expect("read"), chunk(3, OUT, b"lo wo"));
         assert_eq!(read(dir.path(), 11, 5).expect("read").bytes, b"");
-        let all = (LOG_FILES_KEPT as u64 + 2) * LOG_FILE_BYTES;
+        let all = (LOG_FILES_KEPT + 2) * LOG_FILE_BYTES;
         let piece = [b'x'; LOG_READ_BYTES];
         for number in 0..all / LOG_READ_BYTES as u64 {
             log.append(if number % 2 == 0 { OUT } else { ERR }, &piece);
@@ -208,13 +231,44 @@ mod tests {
         let (lost, end) = (files[0].0, files.iter().map(|(start, len)| start + len).max().expect("some"));
         assert_eq!(end, 11 + all);
         assert!(
-            lost > 0 && end - lost <= LOG_FILES_KEPT as u64 * (LOG_FILE_BYTES + LOG_READ_BYTES as u64),
+            lost > 0 && end - lost <= LOG_FILES_KEPT * (LOG_FILE_BYTES + LOG_READ_BYTES as u64),
             "{lost} of {end}"
         );
         let first = read(dir.path(), 0, 7).expect("read");
         assert_eq!((first.from, &first.bytes[..]), (lost, &b"xxxxxxx"[..]));
         let names = fs::read_dir(dir.path()).expect("read").count();
-        assert!(names <= 2 * LOG_FILES_KEPT, "{names} files");
+        assert!(names as u64 <= 2 * LOG_FILES_KEPT, "{names} files");
+    }
+
+    /// Mounts a file system of a few blocks on `directory`, for this thread alone; false where that is not allowed.
+    fn mount_small_disk(directory: &Path) -> bool {
+        use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+        use rustix::thread::{UnshareFlags, unshare_unsafe};
+        // SAFETY: no descriptors are unshared.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.is_ok()
+            && mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).is_ok()
+            && mount("disk", directory, "tmpfs", MountFlags::empty(), c"size=64k").is_ok()
+    }
+
+    #[test]
+    fn job_log_on_a_full_disk_keeps_what_it_has_and_goes_on_when_there_is_space() {
+        let dir = tempfile::tempdir().expect("directory");
+        if !mount_small_disk(dir.path()) {
+            return;
+        }
+        let mut log = JobLog::new(dir.path().to_owned());
+        log.append(OUT, b"before");
+        fs::write(dir.path().join("others"), vec![0; 1 << 20]).expect_err("the disk is full");
+        for _ in 0..6 {
+            log.append(ERR, &[b'x'; 2 * 4096]);
+        }
+        assert_eq!(read(dir.path(), 0, 6).expect("read"), chunk(0, OUT, b"before"));
+        fs::remove_file(dir.path().join("others")).expect("removed");
+        log.append(ERR, b"after");
+        let end = 6 + 6 * 2 * 4096;
+        assert_eq!(read(dir.path(), end, 99).expect("read"), chunk(end, ERR, b"after"));
+        assert_eq!(read(dir.path(), 0, 6).expect("read"), chunk(0, OUT, b"before"));
+        assert_eq!(files(dir.path()).expect("read").len(), 2);
     }
 
     #[test]

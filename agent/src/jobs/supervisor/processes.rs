@@ -32,7 +32,7 @@ pub fn reap() -> Option<(Pid, WaitStatus)> {
 }
 
 /// All processes below this one, those that have ended and wait to be reaped left out.
-fn all() -> BTreeSet<i32> {
+pub fn all() -> BTreeSet<i32> {
     let parents: BTreeMap<i32, i32> = fs::read_dir("/proc")
         .into_iter()
         .flatten()
