@@ -57,6 +57,7 @@ pub async fn save(order: SaveOrder) -> Result<()> {
         cut: BTreeSet::new(),
         end_request: None,
         refused: BTreeMap::new(),
+        written_to: BTreeMap::new(),
         remainders: BTreeMap::new(),
         skipped: BTreeSet::new(),
         is_partial: false,
@@ -98,6 +99,8 @@ pub struct Saver {
     /// The states in which units are sealed, and in which they can never be saved.
     pub(super) sealed: BTreeMap<String, SealedState>,
     pub(super) refused: BTreeMap<String, Digest>,
+    /// The states in which units had a writer when they were to be sealed.
+    pub(super) written_to: BTreeMap<String, Digest>,
     /// The states in which units that were saved are being deleted.
     pub(super) remainders: BTreeMap<String, Digest>,
     /// The entries that were reported as left out.
@@ -328,10 +331,14 @@ impl Saver {
             Ok(None) => {
                 self.report(&name).state = CheckpointState::Sealed;
                 self.unsealed.remove(&name);
+                self.written_to.remove(&name);
                 self.sealed.insert(name, unit.sealed_state());
                 true
             }
             outcome => {
+                if matches!(outcome, Ok(Some(UploadOutcome::Busy))) {
+                    self.written_to.insert(name.clone(), unit.fingerprint);
+                }
                 self.sealed.remove(&name);
                 let outcome = outcome.map(|busy| busy.unwrap_or(UploadOutcome::Busy));
                 self.finish(unit, outcome);

@@ -73,6 +73,8 @@ pub enum UploadOutcome {
     WholeSaved(Box<SettledUnit>, Box<SavedCheckpoint>),
     /// The unit was not settled, or changed meanwhile.
     Busy,
+    /// The job is being ended: what is settled now may have been closed by that.
+    Ending,
     /// The file system can't tell whether it has a writer.
     WritersUnknown,
     /// The unit can't be saved as it is.
@@ -158,7 +160,7 @@ impl SaveContext {
         is_ending: impl FnOnce() -> bool,
     ) -> Result<std::result::Result<(Arc<SealedUnit>, SettledUnit), UploadOutcome>> {
         let sealed = match unit.seal.clone().apply(&self.directory, unit.without_leases)? {
-            SealOutcome::Sealed(_) if is_ending() => return Ok(Err(UploadOutcome::Busy)),
+            SealOutcome::Sealed(_) if is_ending() => return Ok(Err(UploadOutcome::Ending)),
             SealOutcome::Sealed(sealed) => sealed,
             SealOutcome::Busy => return Ok(Err(UploadOutcome::Busy)),
             SealOutcome::WritersUnknown => return Ok(Err(UploadOutcome::WritersUnknown)),

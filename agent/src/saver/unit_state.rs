@@ -50,11 +50,14 @@ impl Saver {
     }
 
     /// Whether a unit that is not sealed may be torn, as its job was killed, or a process that was writing to it: the last that was
-    /// written to it is no whole marker.
+    /// written to it is no whole marker, or it still is as it was when it had a writer.
     pub(super) async fn is_torn(&self, seal: &Seal) -> bool {
         let is_killed = self.ended.is_some_and(|(_, end)| end == JobEnd::Killed);
         if !is_killed && !seal.has_file_of(&self.cut) {
             return false;
+        }
+        if self.written_to.get(&seal.unit) == Some(&seal.fingerprint()) {
+            return true;
         }
         let (context, seal) = (Arc::clone(&self.context), seal.clone());
         !blocking(move || Ok(context.is_last_written_marker(&seal))).await.is_ok_and(|it| it)

@@ -67,6 +67,19 @@ fn checkpoint_that_a_handler_of_sigterm_finished_is_saved() {
 }
 
 #[test]
+fn checkpoint_whose_killed_writer_was_seen_is_torn_whatever_hint_it_has() {
+    let saving = SavingMachine::new();
+    let command = "cd $BT_CHECKPOINT_DIR && mkdir open closed && echo model > closed/model && exec 8>open/model && echo half >&8
+        sleep 0.2; touch closed/.metadata open/.metadata; sleep 8; kill -9 $$";
+    let number = saving.submit("seen", command);
+    let status = saving.ended(&number);
+    let found = checkpoints(&status);
+    assert!(found.contains(&saved("closed", true, 1)), "{status}");
+    assert!(found.iter().any(|one| one.0 == "open" && one.1 == "torn"), "{status}");
+    assert_eq!(saving.files("bt://p@seen/open"), None);
+}
+
+#[test]
 fn checkpoint_being_written_when_the_job_is_stopped_is_torn_unless_that_ends_in_good_order() {
     let saving = SavingMachine::new();
     for (code, state) in [(1, "torn"), (0, "saved")] {
