@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use bdnfs::error::{Kind, Result};
 use bdnfs::task::blocking;
-use chrono::Utc;
 use tokio::time::sleep;
 
 use super::ContainerVolumes;
@@ -19,7 +18,6 @@ use crate::api::saving::SaveReport;
 use crate::api::{ApiResult, Failure, MirrorRequest};
 use crate::context::Context;
 use crate::deploy::{CheckpointCaching, SavedVolume};
-use crate::durable::write_json;
 use crate::saver::{self, RECORD_POLL_INTERVAL, SaveOrder, SaverRestarts};
 use crate::volumes::JobVolume;
 
@@ -50,7 +48,12 @@ pub fn create(volume: &JobVolume) -> Result<File> {
 /// [`Kind::Disk`], [`Kind::NoSpace`].
 pub fn write_end(volume: &JobVolume) -> Result<()> {
     let failed = || format!("cannot write {}", volume.path().join(CONTAINER_END_FILE).display());
-    write_json(volume.path(), CONTAINER_END_FILE, &Utc::now()).with_context(failed)
+    // Only whether it is there is looked at: an empty file needs no block of a full disk.
+    let write = || {
+        File::create(volume.path().join(CONTAINER_END_FILE))?.sync_all()?;
+        File::open(volume.path())?.sync_all()
+    };
+    write().with_context(failed)
 }
 
 /// Keeps the saver of a volume alive until it has finished, and removes what is saved.
@@ -172,4 +175,26 @@ fn saver_order(volumes: &ContainerVolumes, own: &ContainerVolume, volume: &JobVo
         give_up: config.give_up,
         keep: own.request.keep,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::durable::tests::{fill, mount_small_disk};
+    use crate::volumes::tests::volumes;
+
+    #[test]
+    fn end_of_a_container_that_filled_the_disk_is_written() {
+        let home = tempfile::tempdir().unwrap();
+        let disk = home.path().join("volumes");
+        fs::create_dir(&disk).unwrap();
+        if !mount_small_disk(&disk) {
+            return;
+        }
+        let volume = volumes(home.path()).of_job("default", "x");
+        let _lock = volume.create(&[]).unwrap();
+        fill(&disk);
+        write_end(&volume).unwrap();
+        assert!(volume.path().join(CONTAINER_END_FILE).exists());
+    }
 }

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::job::JobExit;
 use crate::context::Context;
-use crate::durable::write_json;
+use crate::durable::{drop_spare, keep_spare, write_json_surely};
 use crate::{runtime, volumes};
 
 mod commands;
@@ -160,7 +160,10 @@ pub fn run() -> Result<()> {
     let _ = writeln!(std::io::stdout(), "{reply}");
     let Some(PreparedJob { order, directory, .. }) = prepared? else { return Ok(()) };
     let end = commands::run(&order, &directory)?;
-    directory.write(ENDED_FILE, &end)
+    directory.write(ENDED_FILE, &end)?;
+    // Nothing more is written there that cannot be missed.
+    drop_spare(&directory.path());
+    Ok(())
 }
 
 /// A job whose commands are about to run.
@@ -238,6 +241,8 @@ impl JobDirectory {
     fn open(path: &Path, locks: Vec<File>) -> Result<Self> {
         let directory = File::open(path);
         let directory = directory.with_context(|| format!("cannot open the directory {}", path.display()))?;
+        // How the commands end is written down however full the disk is by then.
+        keep_spare(path);
         Ok(Self { directory, commands_lock: lock_file(path, COMMANDS_LOCK_FILE)?, _locks: locks })
     }
 
@@ -254,7 +259,7 @@ impl JobDirectory {
 
     /// Writes a file that is there whole, and durably, or not at all.
     fn write(&self, name: &str, what: &impl Serialize) -> Result<()> {
-        write_json(&self.path(), name, what).with_context(|| format!("cannot write {name}"))
+        write_json_surely(&self.path(), name, what).with_context(|| format!("cannot write {name}"))
     }
 }
 
@@ -321,6 +326,20 @@ mod tests {
     use std::process::{Child, Command};
 
     use super::*;
+    use crate::durable::tests::{fill, mount_small_disk};
+
+    #[test]
+    fn exit_of_commands_that_filled_the_disk_is_written() {
+        let home = tempfile::tempdir().unwrap();
+        if !mount_small_disk(home.path()) {
+            return;
+        }
+        let directory = JobDirectory::open(home.path(), Vec::new()).unwrap();
+        fill(home.path());
+        let exit = JobExit { code: Some(3), ..JobExit::default() };
+        directory.write(ENDED_FILE, &exit).unwrap();
+        assert_eq!(ended(home.path()), Some(exit));
+    }
 
     /// A process in a mount namespace of its own; `None` where none can be made.
     fn process_in_namespace() -> Option<Child> {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::saving::SaveReport;
 use crate::context::Context;
-use crate::durable::write_json;
+use crate::durable::{keep_spare, write_json_surely};
 
 /// The file in a volume with its [`SaverRecord`].
 const RECORD_FILE: &str = "saver.json";
@@ -100,9 +100,10 @@ impl SaverRecord {
     }
 }
 
-/// Writes a file in the directory of a volume, which is there whole, and durably, or not at all.
+/// Writes a file in the directory of a volume, or in that of its seals, which is there whole, and durably, or not at all.
 pub(super) fn write(volume: &Path, name: &str, what: &impl Serialize) -> Result<()> {
-    write_json(volume, name, what).with_context(|| format!("cannot write {}", volume.join(name).display()))
+    write_json_surely(volume, name, what)
+        .with_context(|| format!("cannot write {}", volume.join(name).display()))
 }
 
 /// The record of the saver in the directory of a volume; `None` where there was none.
@@ -145,7 +146,11 @@ pub fn begin(volume: &Path) -> Result<()> {
     for name in [RECORD_FILE, END_FILE] {
         let _ = fs::remove_file(volume.join(name));
     }
-    let _ = fs::remove_dir_all(volume.join(SEALS_DIRECTORY));
+    let seals = volume.join(SEALS_DIRECTORY);
+    let _ = fs::remove_dir_all(&seals);
+    // What becomes of checkpoints is written down on a full disk, too.
+    let _ = fs::create_dir(&seals);
+    [volume, &seals].into_iter().for_each(keep_spare);
     let boot = bdnfs::boot::id_line()?;
     SaverRecord { boot, ..SaverRecord::default() }.write(volume)
 }
@@ -153,6 +158,7 @@ pub fn begin(volume: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::durable::tests::{fill, mount_small_disk};
 
     #[test]
     fn events_after_a_count_returns_the_newer_ones() {
@@ -161,6 +167,22 @@ mod tests {
         assert_eq!(record.events_after(record.events), &[] as &[String]);
         assert_eq!(record.events_after(record.events - 2), ["201", "202"]);
         assert_eq!(record.events_after(0).len(), MAX_EVENTS);
+    }
+
+    #[test]
+    fn saver_on_a_full_disk_writes_its_record_and_seals() {
+        let volume = tempfile::tempdir().expect("a directory");
+        if !mount_small_disk(volume.path()) {
+            return;
+        }
+        begin(volume.path()).expect("begun");
+        fill(volume.path());
+        let mut record = read(volume.path()).expect("a record");
+        record.report.finished = true;
+        record.write(volume.path()).expect("written");
+        assert_eq!(read(volume.path()), Some(record));
+        write(&volume.path().join(SEALS_DIRECTORY), "a.json", &1).expect("written");
+        request_end(volume.path(), SaverEnd::Keep).expect("written");
     }
 
     #[test]

@@ -205,6 +205,7 @@ fn stream_at(path: &Path, at: u64) -> io::Result<(OutputStream, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::durable::tests::{fill, mount_small_disk};
 
     const OUT: OutputStream = OutputStream::Stdout;
     const ERR: OutputStream = OutputStream::Stderr;
@@ -240,16 +241,6 @@ mod tests {
         assert!(names as u64 <= 2 * LOG_FILES_KEPT, "{names} files");
     }
 
-    /// Mounts a file system of a few blocks on `directory`, for this thread alone; false where that is not allowed.
-    fn mount_small_disk(directory: &Path) -> bool {
-        use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
-        use rustix::thread::{UnshareFlags, unshare_unsafe};
-        // SAFETY: no descriptors are unshared.
-        unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.is_ok()
-            && mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).is_ok()
-            && mount("disk", directory, "tmpfs", MountFlags::empty(), c"size=64k").is_ok()
-    }
-
     #[test]
     fn job_log_on_a_full_disk_keeps_what_it_has_and_goes_on_when_there_is_space() {
         let dir = tempfile::tempdir().expect("directory");
@@ -258,7 +249,7 @@ mod tests {
         }
         let mut log = JobLog::new(dir.path().to_owned());
         log.append(OUT, b"before");
-        fs::write(dir.path().join("others"), vec![0; 1 << 20]).expect_err("the disk is full");
+        fill(dir.path());
         for _ in 0..6 {
             log.append(ERR, &[b'x'; 2 * 4096]);
         }
