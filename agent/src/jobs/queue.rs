@@ -9,6 +9,7 @@ use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::task::blocking;
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::earlier_jobs::EarlierJobs;
@@ -113,11 +114,15 @@ impl JobQueue {
         self.services.lifecycle.ready().await;
         let alive = self.services.lifecycle.begin()?;
         self.services.load_checkpoints(&mut request).await?;
-        let queue = Arc::clone(self);
-        let job = blocking(move || queue.accept(request)).await?;
-        let status = job.status();
-        tokio::spawn(JobRun::new(Arc::clone(&self.services), job).run(alive));
-        Ok(status)
+        let (queue, runtime) = (Arc::clone(self), Handle::current());
+        // It is run from there: where the client goes away, nothing comes back here, and the job is accepted all the same.
+        let accept = move || {
+            let job = queue.accept(request)?;
+            let status = job.status();
+            runtime.spawn(JobRun::new(Arc::clone(&queue.services), job).run(alive));
+            Ok(status)
+        };
+        Ok(blocking(accept).await?)
     }
 
     /// Takes a job into the table, and writes its record. Touches the local disk.
