@@ -14,7 +14,7 @@ use super::job_run::JobRun;
 use super::job_saver::{self, JobSaver};
 use super::job_space;
 use super::process::SupervisorProcess;
-use super::stop_request::{StopRequest, stopped};
+use super::stop_request::StopRequest;
 use super::supervisor::{self, SupervisorInfo};
 use super::volume_limits;
 use crate::api::job::{JobExit, JobState, JobStatus};
@@ -99,12 +99,7 @@ impl JobRun {
                 return Err(orphaned()).into();
             }
         }
-        let deployed = tokio::select! {
-            biased;
-            () = job.stop_requested(StopRequest::Graceful) => Err(stopped()),
-            deployed = deployment::deploy(self) => deployed,
-        };
-        match deployed {
+        match deployment::deploy(self).await {
             Ok(RunningCommands { supervisor, _attached, _guard }) => {
                 self.supervise_and_save(&supervisor).await
             }
