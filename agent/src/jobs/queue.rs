@@ -63,6 +63,8 @@ struct JobTable {
     jobs: BTreeMap<u64, Arc<Job>>,
     /// The highest id of a job so far.
     last: u64,
+    /// Whether [`end_all`](JobQueue::end_all) has begun: no job is accepted that it would miss.
+    ending: bool,
 }
 
 impl JobQueue {
@@ -87,7 +89,7 @@ impl JobQueue {
         let EarlierJobs { jobs, last } = EarlierJobs::read(&records, &directory)?;
         let restore = |(record, damage)| Arc::new(Job::restore(record, damage, &directory, &admission));
         let jobs = jobs.into_iter().map(|(id, earlier)| (id, restore(earlier))).collect();
-        let table = Mutex::new(JobTable { jobs, last });
+        let table = Mutex::new(JobTable { jobs, last, ending: false });
         let services =
             JobServices { records, mounts, lifecycle, mirrors, admission, volumes, scrub_interval };
         Ok(Self { directory, table, services: Arc::new(services) })
@@ -117,16 +119,16 @@ impl JobQueue {
         let (queue, runtime) = (Arc::clone(self), Handle::current());
         // It is run from there: where the client goes away, nothing comes back here, and the job is accepted all the same.
         let accept = move || {
-            let job = queue.accept(request)?;
+            let Some(job) = queue.accept(request)? else { return Ok(None) };
             let status = job.status();
             runtime.spawn(JobRun::new(Arc::clone(&queue.services), job).run(alive));
-            Ok(status)
+            Ok(Some(status))
         };
-        Ok(blocking(accept).await?)
+        blocking(accept).await?.ok_or_else(Failure::closing)
     }
 
-    /// Takes a job into the table, and writes its record. Touches the local disk.
-    fn accept(&self, mut request: JobRequest) -> Result<Arc<Job>> {
+    /// Takes a job into the table, and writes its record; `None` where the agent is ending. Touches the local disk.
+    fn accept(&self, mut request: JobRequest) -> Result<Option<Arc<Job>>> {
         let (services, stores) = (&self.services, self.services.secret_stores(&request));
         validation::check(&request, services.mounts.mounter(), &services.volumes, &stores)?;
         request.training.choose_id(random::bytes()?);
@@ -148,9 +150,19 @@ impl JobQueue {
             ));
         }
         self.services.write_record(&job)?;
-        self.table.lock().jobs.insert(id, Arc::clone(&job));
+        let is_accepted = {
+            let mut table = self.table.lock();
+            if !table.ending {
+                table.jobs.insert(id, Arc::clone(&job));
+            }
+            !table.ending
+        };
+        if !is_accepted {
+            self.remove_from_disk(&job);
+            return Ok(None);
+        }
         self.remove_oldest();
-        Ok(job)
+        Ok(Some(job))
     }
 
     /// The volumes of the node.
@@ -264,6 +276,7 @@ impl JobQueue {
         if self.services.lifecycle.is_persistent() && how == Shutdown::HandOver {
             return;
         }
+        self.table.lock().ending = true;
         let jobs = self.all();
         for job in &jobs {
             job.stop(false);
@@ -306,10 +319,15 @@ impl JobQueue {
         let ended: Vec<_> = self.all().into_iter().filter(|job| job.has_ended()).collect();
         for job in ended.iter().take(ended.len().saturating_sub(ENDED_JOBS_KEPT)) {
             self.table.lock().jobs.remove(&job.id());
-            if let Err(error) = self.services.records.remove(&job.record_name()) {
-                tracing::warn!("cannot remove the record of job {}: {error}", job.id());
-            }
-            job.remove_files();
+            self.remove_from_disk(job);
         }
+    }
+
+    /// Removes the record and the files of a job. Touches the local disk.
+    fn remove_from_disk(&self, job: &Job) {
+        if let Err(error) = self.services.records.remove(&job.record_name()) {
+            tracing::warn!("cannot remove the record of job {}: {error}", job.id());
+        }
+        job.remove_files();
     }
 }

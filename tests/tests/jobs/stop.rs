@@ -208,6 +208,30 @@ fn job_stop_in_each_state_stops_it() {
     agent.stop();
 }
 
+#[test]
+fn job_submitted_while_an_agent_stops_is_refused() {
+    let machine = Machine::new();
+    let agent = machine.agent("");
+    let flags = machine.directory("flags");
+    let script = format!(
+        "trap 'touch {0}/asked' TERM; touch {0}/runs; while [ ! -e {0}/go ]; do sleep 0.05; done",
+        text(&flags)
+    );
+    let file = spec(&machine, "job.toml", &toml(&[], &[&script]));
+    submitted(&machine, &["--grace", "1000", text(&file)]);
+    eventually("it runs", || flags.join("runs").exists());
+    assert_eq!(agent.ask("POST", "/v1/stop", "").code, 200);
+    eventually("the agent ends its jobs", || flags.join("asked").exists());
+    let request = json!({"weights": [], "start_commands": ["true"], "workdir": "/"}).to_string();
+    let refused = agent.ask("POST", "/v1/jobs", &request);
+    assert_eq!(refused.code, 503, "{}", refused.body);
+    for left in ["jobs/2", "state/jobs/2.json"] {
+        assert!(!machine.cache().join(left).exists(), "{left}");
+    }
+    fs::write(flags.join("go"), "").unwrap();
+    agent.gone();
+}
+
 /// The supervisor of the next job of `agent`, as soon as there is one, which SIGSTOP has stopped.
 fn next_supervisor_stopped(agent: Pid) -> Pid {
     let tasks = PathBuf::from(format!("/proc/{}/task", agent.as_raw_nonzero()));
