@@ -15,7 +15,7 @@ use chrono::{DateTime, Utc};
 use parking_lot::Mutex;
 use tokio::sync::{RwLock, watch};
 
-use super::event_file::EventFile;
+use super::event_file::{EventFile, EventWriter};
 use super::record::JobRecord;
 use super::stop_request::StopRequest;
 use super::supervisor;
@@ -43,7 +43,7 @@ pub struct Job {
     stop: watch::Sender<StopRequest>,
     /// How many events there were.
     events: watch::Sender<usize>,
-    event_file: Mutex<EventFile>,
+    event_writer: Arc<EventWriter>,
     /// Whether the job was started by an earlier run of the agent: then a part of it is done.
     restored: bool,
     /// Why its record can't be read, if it can't.
@@ -124,7 +124,7 @@ impl Job {
             request,
             bare_request,
             events: watch::Sender::new(event_count(&status.events)),
-            event_file: Mutex::new(event_file),
+            event_writer: Arc::new(EventWriter::new(event_file)),
             status: Mutex::new(status),
             stop: watch::Sender::new(StopRequest::None),
             restored,
@@ -195,8 +195,9 @@ impl Job {
         }
     }
 
-    /// Writes the record of the job, as it is now, by `write`.
+    /// Writes the record of the job, as it is now, by `write`, after its events so far. Touches the local disk.
     pub fn write_record(&self, write: impl FnOnce(&JobRecord) -> Result<()>) -> Result<()> {
+        self.event_writer.flush();
         let _writing = self.writing.lock();
         write(&self.record())
     }
@@ -231,22 +232,20 @@ impl Job {
         self.status.lock().staging.is_some()
     }
 
-    /// Adds an event: what happened, in one line. Touches the local disk.
+    /// Adds an event: what happened, in one line. It is written in the background.
     pub fn note(&self, text: impl Into<String>) {
         self.update(text, |_| ());
     }
 
-    /// Changes the status, and adds an event. Touches the local disk.
+    /// Changes the status, and adds an event, which is written in the background.
     pub fn update(&self, text: impl Into<String>, change: impl FnOnce(&mut JobStatus)) {
         let mut status = self.status.lock();
         change(&mut status);
         let event = JobEvent::new(now(), status.state, text.into());
         tracing::info!("job {}: {}: {}", self.id, event.state, event.text);
-        push_event(&mut status.events, event);
+        push_event(&mut status.events, event.clone());
         // Under the lock, so that the lines are in order.
-        if let Err(error) = self.event_file.lock().append(&status.events) {
-            tracing::warn!("cannot write an event of job {}: {error}", self.id);
-        }
+        self.event_writer.add(event);
         let events = event_count(&status.events);
         drop(status);
         self.events.send_replace(events);
@@ -267,6 +266,7 @@ impl Job {
         self.update(text, |status| {
             *status = JobStatus { events: std::mem::take(&mut status.events), ..record.job };
         });
+        self.event_writer.flush();
         written
     }
 

@@ -10,7 +10,7 @@ use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
 use serde_json::json;
 
-use super::kit::text;
+use super::kit::{events, spec, submitted, text, toml};
 
 /// Time enough for what is done at once.
 const MOMENT: Duration = Duration::from_secs(1);
@@ -37,5 +37,32 @@ fn job_whose_client_goes_away_while_it_is_accepted_runs() {
         agent.get("/v1/jobs/1").json()["state"] == "TRAINING_JOB_COMPLETED"
     });
     assert!(flag.exists());
+    agent.stop();
+}
+
+#[test]
+fn job_event_while_the_disk_hangs_keeps_no_client_waiting() {
+    let Some(disk) = LoopDisk::new(256 << 20) else { return };
+    let machine = Machine::new().with_cache(&disk.path().join("cache"));
+    let agent = machine.agent("");
+    let id = submitted(&machine, &[text(&spec(&machine, "job.toml", &toml(&[], &["sleep 1000"])))]);
+    let status = || agent.get(&format!("/v1/jobs/{id}")).json();
+    eventually("it runs", || status()["state"] == "TRAINING_JOB_RUNNING");
+    disk.freeze();
+    std::thread::scope(|scope| {
+        // It is answered when it is on the disk.
+        let stopped = scope.spawn(|| agent.ask("POST", &format!("/v1/jobs/{id}/stop"), "").code);
+        eventually("it is asked to end", || events(&status()).iter().any(|event| event.contains("asked to end")));
+        for _ in 0..2 * std::thread::available_parallelism().unwrap().get() {
+            assert_eq!(agent.get("/v1/jobs").code, 200);
+        }
+        disk.thaw();
+        assert_eq!(stopped.join().unwrap(), 200);
+    });
+    eventually("it has ended", || status()["state"] == "TRAINING_JOB_STOPPED");
+    let (before, number) = (status()["events"].clone(), id.clone());
+    agent.crash();
+    let agent = machine.agent("");
+    assert_eq!(agent.get(&format!("/v1/jobs/{number}")).json()["events"], before, "all are on the disk");
     agent.stop();
 }
