@@ -18,7 +18,7 @@ use super::job_run::JobRun;
 use super::job_services::JobServices;
 use super::record::JobRecord;
 use super::supervisor::log;
-use super::validation;
+use super::{validation, volume_limits};
 use crate::api::container_volume::ContainerVolumeStatus;
 use crate::api::job::{JobRequest, JobStatus, LogChunk, event_count};
 use crate::api::saving::UnsavedDirectory;
@@ -258,6 +258,12 @@ impl JobQueue {
     /// the process that ran them was all that they had.
     pub fn resume(self: &Arc<Self>) {
         let unfinished: Vec<_> = self.all().into_iter().filter(|job| !job.has_ended()).collect();
+        // Before anything else is admitted: they have that space, however long it takes until they go on.
+        for job in unfinished.iter().filter(|job| job.is_admitted() && !job.has_exited()) {
+            if let Err(error) = volume_limits::claim_again(&self.services, job) {
+                tracing::warn!("cannot claim the space of job {}: {error}", job.id());
+            }
+        }
         let (needed, volumes) = (self.volumes_in_use(), Arc::clone(&self.services.volumes));
         tokio::task::spawn_blocking(move || volumes.remove_leftovers(&needed));
         if self.services.lifecycle.is_persistent() {
