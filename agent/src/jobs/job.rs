@@ -100,8 +100,7 @@ impl Job {
         let admitted = admitted && !status.state.is_last();
         let (file, events) = EventFile::read(&jobs.join(status.id.to_string()));
         status.events = events;
-        let job = Self::from_parts(status, file, request.clone(), request, jobs, true);
-        let job = Self { damage, ..job };
+        let job = Self { damage, ..Self::from_parts(status, file, request.clone(), request, jobs, true) };
         job.saver_events.store(saver_events, Relaxed);
         job.stop.send_replace(stop);
         if admitted {
@@ -165,10 +164,8 @@ impl Job {
 
     /// Whether source `number` is read on demand: neither staged nor leased.
     pub fn is_lazy(&self, number: usize) -> bool {
-        self.request
-            .weights
-            .get(number)
-            .is_some_and(|weights| self.request.lazy.contains(&weights.mountpoint))
+        let weights = self.request.weights.get(number);
+        weights.is_some_and(|weights| self.request.lazy.contains(&weights.mountpoint))
     }
 
     /// Whether the job was started by an earlier run of the agent.
@@ -251,8 +248,7 @@ impl Job {
         self.events.send_replace(events);
     }
 
-    /// Changes the status for the last time: first in the record, which `write` writes, then for clients. The
-    /// end that a client sees is durable.
+    /// Changes the status for the last time: first in the record, which `write` writes, then for clients, who see what is durable.
     pub fn finish(
         &self,
         text: String,
@@ -373,8 +369,14 @@ impl Job {
         self.volume_claim.lock().take();
     }
 
+    /// Removes the job's files, then by `remove` its record: files without a record are those of a job that runs.
+    pub fn remove(&self, remove: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.remove_files();
+        remove()
+    }
+
     /// Removes the files of the job, but nothing that is mounted among them.
-    pub fn remove_files(&self) {
+    fn remove_files(&self) {
         let entries = |directory: &Path| {
             // The target of a link is not the job's.
             let is_own = !directory.is_symlink();

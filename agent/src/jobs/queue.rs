@@ -331,9 +331,8 @@ impl JobQueue {
 
     /// Removes the record and the files of a job. Touches the local disk.
     fn remove_from_disk(&self, job: &Job) {
-        if let Err(error) = self.services.records.remove(&job.record_name()) {
+        if let Err(error) = job.remove(|| self.services.records.remove(&job.record_name())) {
             tracing::warn!("cannot remove the record of job {}: {error}", job.id());
         }
-        job.remove_files();
     }
 }

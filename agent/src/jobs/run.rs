@@ -150,7 +150,8 @@ impl JobRun {
         self.job.drop_permit();
         let (job, volume) = (Arc::clone(&self.job), self.services.volume_of(&self.job));
         let removed = blocking(move || {
-            if job.has_volume() {
+            // Of one without a record it is only known by name: another job may have it, and then it is locked when it is retired.
+            if job.has_volume() && job.damage().is_none() {
                 volume.remove_scratch();
             }
             Ok(())
