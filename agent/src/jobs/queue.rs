@@ -216,7 +216,9 @@ impl JobQueue {
         };
         if is_saving && end.is_none() {
             job.note("its commands have ended, and its checkpoints are being saved; stop it with --now to leave that");
-        } else if job.stop(now) {
+        } else {
+            job.stop(now);
+            // In any case: the record of a stop that was requested before may not have been written.
             let (services, job) = (Arc::clone(&self.services), Arc::clone(&job));
             blocking(move || services.write_record(&job)).await?;
         }

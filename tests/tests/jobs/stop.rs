@@ -209,6 +209,31 @@ fn job_stop_in_each_state_stops_it() {
 }
 
 #[test]
+fn job_stop_that_could_not_be_recorded_is_recorded_by_the_next() {
+    let machine = Machine::new();
+    let agent = machine.agent("");
+    let flags = machine.directory("flags");
+    let script = format!("trap '' TERM; touch {}/runs; while :; do sleep 0.05; done", text(&flags));
+    let file = spec(&machine, "job.toml", &toml(&[], &[&script]));
+    let id = submitted(&machine, &["--grace", "1000", text(&file)]);
+    let path = machine.cache().join(format!("state/jobs/{id}.json"));
+    eventually("it runs", || {
+        flags.join("runs").exists() && fs::read_to_string(&path).unwrap().contains("TRAINING_JOB_RUNNING")
+    });
+    let stop = || agent.ask("POST", &format!("/v1/jobs/{id}/stop"), "").code;
+    // A directory is not replaced.
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    assert_ne!(stop(), 200);
+    fs::remove_dir(&path).unwrap();
+    assert_eq!(stop(), 200);
+    let record: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    assert_eq!(record["record"]["stop"], true);
+    job(&machine, &["stop", &id, "--now"]).succeeds();
+    agent.stop();
+}
+
+#[test]
 fn job_submitted_while_an_agent_stops_is_refused() {
     let machine = Machine::new();
     let agent = machine.agent("");
