@@ -192,9 +192,8 @@ mod tests {
     async fn event_writer_of_a_disk_that_hangs_keeps_nobody_waiting_and_loses_no_order() {
         let home = tempfile::tempdir().unwrap();
         let writer = Arc::new(EventWriter::new(EventFile::new(home.path())));
-        let event = |number: usize| {
-            JobEvent::new(DateTime::UNIX_EPOCH, JobState::Running, number.to_string())
-        };
+        let event =
+            |number: usize| JobEvent::new(DateTime::UNIX_EPOCH, JobState::Running, number.to_string());
         let all = 3 * MAX_KEPT_EVENTS;
         // As long as it hangs.
         let written = writer.file.lock();

@@ -1,6 +1,5 @@
 //! A job as the agent sees it: its request, its status, its permit, and its directory on the disk.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -12,7 +11,7 @@ use bdnfs::error::Result;
 use bdnfs::source::Uri;
 use bdnfs::stage::Progress;
 use chrono::{DateTime, Utc};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{RwLock, watch};
 
 use super::event_file::{EventFile, EventWriter};
@@ -239,10 +238,15 @@ impl Job {
         let mut status = self.status.lock();
         change(&mut status);
         let event = JobEvent::new(now(), status.state, text.into());
-        tracing::info!("job {}: {}: {}", self.id, event.state, event.text);
-        push_event(&mut status.events, event.clone());
         // Under the lock, so that the lines are in order.
-        self.event_writer.add(event);
+        self.event_writer.add(event.clone());
+        self.show(status, event);
+    }
+
+    /// Shows clients a `status` that has changed, with an event.
+    fn show(&self, mut status: MutexGuard<'_, JobStatus>, event: JobEvent) {
+        tracing::info!("job {}: {}: {}", self.id, event.state, event.text);
+        push_event(&mut status.events, event);
         let events = event_count(&status.events);
         drop(status);
         self.events.send_replace(events);
@@ -259,10 +263,12 @@ impl Job {
         let mut record = self.record();
         change(&mut record.job);
         let written = write(&record);
-        self.update(text, |status| {
-            *status = JobStatus { events: std::mem::take(&mut status.events), ..record.job };
-        });
+        let event = JobEvent::new(now(), record.job.state, text);
+        self.event_writer.add(event.clone());
         self.event_writer.flush();
+        let mut status = self.status.lock();
+        *status = JobStatus { events: std::mem::take(&mut status.events), ..record.job };
+        self.show(status, event);
         written
     }
 
@@ -367,30 +373,6 @@ impl Job {
     /// Gives the space back that its volume has claimed and does not occupy.
     pub fn drop_volume_claim(&self) {
         self.volume_claim.lock().take();
-    }
-
-    /// Removes the job's files, then by `remove` its record: files without a record are those of a job that runs.
-    pub fn remove(&self, remove: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.remove_files();
-        remove()
-    }
-
-    /// Removes the files of the job, but nothing that is mounted among them.
-    fn remove_files(&self) {
-        let entries = |directory: &Path| {
-            // The target of a link is not the job's.
-            let is_own = !directory.is_symlink();
-            is_own.then(|| fs::read_dir(directory)).into_iter().flatten().flatten().flatten()
-        };
-        for mountpoint in entries(&self.directory.join(MOUNTS_DIRECTORY)) {
-            let _ = fs::remove_dir(mountpoint.path());
-        }
-        for entry in entries(&self.directory) {
-            let path = entry.path();
-            let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
-            let _ = if is_directory { fs::remove_dir(path) } else { fs::remove_file(path) };
-        }
-        let _ = fs::remove_dir(&self.directory);
     }
 }
 

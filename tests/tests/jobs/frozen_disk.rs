@@ -26,7 +26,8 @@ fn job_whose_client_goes_away_while_it_is_accepted_runs() {
     disk.freeze();
     let mut client = UnixStream::connect(agent.socket()).unwrap();
     let length = request.len();
-    write!(client, "POST /v1/jobs HTTP/1.1\r\nHost: bdnfs\r\nContent-Length: {length}\r\n\r\n{request}").unwrap();
+    write!(client, "POST /v1/jobs HTTP/1.1\r\nHost: bdnfs\r\nContent-Length: {length}\r\n\r\n{request}")
+        .unwrap();
     // Its directory is about to be made.
     sleep(MOMENT);
     drop(client);
@@ -52,7 +53,9 @@ fn job_event_while_the_disk_hangs_keeps_no_client_waiting() {
     std::thread::scope(|scope| {
         // It is answered when it is on the disk.
         let stopped = scope.spawn(|| agent.ask("POST", &format!("/v1/jobs/{id}/stop"), "").code);
-        eventually("it is asked to end", || events(&status()).iter().any(|event| event.contains("asked to end")));
+        eventually("it is asked to end", || {
+            events(&status()).iter().any(|event| event.contains("asked to end"))
+        });
         for _ in 0..2 * std::thread::available_parallelism().unwrap().get() {
             assert_eq!(agent.get("/v1/jobs").code, 200);
         }
