@@ -188,8 +188,9 @@ impl Agent {
         // Before jobs, which remove what nobody holds.
         self.volumes.restore().await;
         let restored = self.publications.list();
-        self.lifecycle.set_ready();
+        // Before others are admitted: they have their space, and more.
         self.jobs.resume();
+        self.lifecycle.set_ready();
         if self.lifecycle.is_persistent() {
             tokio::spawn(Arc::clone(&self.publications).watch());
             tokio::spawn(Arc::clone(&self.publications).list_devices());

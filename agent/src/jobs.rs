@@ -17,6 +17,7 @@ mod event_file;
 mod job;
 mod job_audit;
 mod job_caches;
+mod job_files;
 mod job_run;
 mod job_saver;
 mod job_services;

@@ -19,6 +19,7 @@ use super::job_space;
 use super::job_volume;
 use super::mount_requests::mount_requests;
 use super::process::{IdleSupervisor, MountGuard};
+use super::stop_request::{StopRequest, stopped};
 use super::supervisor::{SupervisorInfo, SupervisorOrder, TMPFS_OVERLAY_BYTES};
 use super::volume_limits;
 use crate::api::job::{DeployReport, JobState, PhaseSeconds, Variable};
@@ -41,25 +42,27 @@ pub struct RunningCommands {
     pub _guard: Option<MountGuard>,
 }
 
-/// Mirrors, mounts, admits, stages and launches a job.
+/// A job that can be launched: all that it reads is local.
+struct PendingLaunch {
+    report: DeployReport,
+    idle: IdleSupervisor,
+    guard: Option<MountGuard>,
+    order: SupervisorOrder,
+    begin: Instant,
+    /// The homes of its caches, and the locks of its volumes, until the supervisor holds them.
+    _held: [Vec<File>; 2],
+}
+
+/// Mirrors, mounts, admits, stages and launches a job, unless it is asked to stop before it is launched.
 pub async fn deploy(run: &JobRun) -> ApiResult<RunningCommands> {
     let job = &run.job;
-    let mountpoints: Vec<_> = (0..job.request().weights.len()).map(|number| job.mountpoint(number)).collect();
-    let ((mut report, _caches), idle, guard) = if job.request().attached {
-        // Before the first mount: an attached job ends with this process, however that ends.
-        let mut idle = IdleSupervisor::start(job.directory()).await?;
-        let guard = MountGuard::start(&mountpoints).await?;
-        let report = tokio::select! {
-            report = prepare(run) => report?,
-            error = idle.await_end() => return Err(error.into()),
-        };
-        (report, idle, Some(guard))
-    } else {
-        let report = prepare(run).await?;
-        (report, IdleSupervisor::start(job.directory()).await?, None)
+    // A supervisor that has its order runs the commands, whoever waits for that: from then on they are watched, and stopped.
+    let pending = tokio::select! {
+        biased;
+        () = job.stop_requested(StopRequest::Graceful) => return Err(stopped()),
+        pending = prepare_launch(run) => pending?,
     };
-    let begin = Instant::now();
-    let (order, _volumes) = supervisor_order(run).await?;
+    let PendingLaunch { mut report, idle, guard, order, begin, _held } = pending;
     let (supervisor, attached) = idle.launch(&order).await?;
     for directory in &supervisor.covered {
         let (directory, most) = (directory.display(), text::size(TMPFS_OVERLAY_BYTES));
@@ -74,6 +77,28 @@ pub async fn deploy(run: &JobRun) -> ApiResult<RunningCommands> {
     report.seconds.launch = begin.elapsed().as_secs_f64();
     job.set_report(report);
     Ok(RunningCommands { supervisor, _attached: attached, _guard: guard })
+}
+
+/// Does all for a job that comes before its supervisor has its order.
+async fn prepare_launch(run: &JobRun) -> ApiResult<PendingLaunch> {
+    let job = &run.job;
+    let mountpoints: Vec<_> = (0..job.request().weights.len()).map(|number| job.mountpoint(number)).collect();
+    let ((report, caches), idle, guard) = if job.request().attached {
+        // Before the first mount: an attached job ends with this process, however that ends.
+        let mut idle = IdleSupervisor::start(job.directory()).await?;
+        let guard = MountGuard::start(&mountpoints).await?;
+        let report = tokio::select! {
+            report = prepare(run) => report?,
+            error = idle.await_end() => return Err(error.into()),
+        };
+        (report, idle, Some(guard))
+    } else {
+        let report = prepare(run).await?;
+        (report, IdleSupervisor::start(job.directory()).await?, None)
+    };
+    let begin = Instant::now();
+    let (order, volumes) = supervisor_order(run).await?;
+    Ok(PendingLaunch { report, idle, guard, order, begin, _held: [caches, volumes] })
 }
 
 /// Mirrors, mounts, admits and stages a job.

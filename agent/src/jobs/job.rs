@@ -1,6 +1,5 @@
 //! A job as the agent sees it: its request, its status, its permit, and its directory on the disk.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -12,10 +11,10 @@ use bdnfs::error::Result;
 use bdnfs::source::Uri;
 use bdnfs::stage::Progress;
 use chrono::{DateTime, Utc};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{RwLock, watch};
 
-use super::event_file::EventFile;
+use super::event_file::{EventFile, EventWriter};
 use super::record::JobRecord;
 use super::stop_request::StopRequest;
 use super::supervisor;
@@ -43,7 +42,7 @@ pub struct Job {
     stop: watch::Sender<StopRequest>,
     /// How many events there were.
     events: watch::Sender<usize>,
-    event_file: Mutex<EventFile>,
+    event_writer: Arc<EventWriter>,
     /// Whether the job was started by an earlier run of the agent: then a part of it is done.
     restored: bool,
     /// Why its record can't be read, if it can't.
@@ -100,8 +99,7 @@ impl Job {
         let admitted = admitted && !status.state.is_last();
         let (file, events) = EventFile::read(&jobs.join(status.id.to_string()));
         status.events = events;
-        let job = Self::from_parts(status, file, request.clone(), request, jobs, true);
-        let job = Self { damage, ..job };
+        let job = Self { damage, ..Self::from_parts(status, file, request.clone(), request, jobs, true) };
         job.saver_events.store(saver_events, Relaxed);
         job.stop.send_replace(stop);
         if admitted {
@@ -124,7 +122,7 @@ impl Job {
             request,
             bare_request,
             events: watch::Sender::new(event_count(&status.events)),
-            event_file: Mutex::new(event_file),
+            event_writer: Arc::new(EventWriter::new(event_file)),
             status: Mutex::new(status),
             stop: watch::Sender::new(StopRequest::None),
             restored,
@@ -165,10 +163,8 @@ impl Job {
 
     /// Whether source `number` is read on demand: neither staged nor leased.
     pub fn is_lazy(&self, number: usize) -> bool {
-        self.request
-            .weights
-            .get(number)
-            .is_some_and(|weights| self.request.lazy.contains(&weights.mountpoint))
+        let weights = self.request.weights.get(number);
+        weights.is_some_and(|weights| self.request.lazy.contains(&weights.mountpoint))
     }
 
     /// Whether the job was started by an earlier run of the agent.
@@ -195,8 +191,9 @@ impl Job {
         }
     }
 
-    /// Writes the record of the job, as it is now, by `write`.
+    /// Writes the record of the job, as it is now, by `write`, after its events so far. Touches the local disk.
     pub fn write_record(&self, write: impl FnOnce(&JobRecord) -> Result<()>) -> Result<()> {
+        self.event_writer.flush();
         let _writing = self.writing.lock();
         write(&self.record())
     }
@@ -231,29 +228,31 @@ impl Job {
         self.status.lock().staging.is_some()
     }
 
-    /// Adds an event: what happened, in one line. Touches the local disk.
+    /// Adds an event: what happened, in one line. It is written in the background.
     pub fn note(&self, text: impl Into<String>) {
         self.update(text, |_| ());
     }
 
-    /// Changes the status, and adds an event. Touches the local disk.
+    /// Changes the status, and adds an event, which is written in the background.
     pub fn update(&self, text: impl Into<String>, change: impl FnOnce(&mut JobStatus)) {
         let mut status = self.status.lock();
         change(&mut status);
         let event = JobEvent::new(now(), status.state, text.into());
+        // Under the lock, so that the lines are in order.
+        self.event_writer.add(event.clone());
+        self.show(status, event);
+    }
+
+    /// Shows clients a `status` that has changed, with an event.
+    fn show(&self, mut status: MutexGuard<'_, JobStatus>, event: JobEvent) {
         tracing::info!("job {}: {}: {}", self.id, event.state, event.text);
         push_event(&mut status.events, event);
-        // Under the lock, so that the lines are in order.
-        if let Err(error) = self.event_file.lock().append(&status.events) {
-            tracing::warn!("cannot write an event of job {}: {error}", self.id);
-        }
         let events = event_count(&status.events);
         drop(status);
         self.events.send_replace(events);
     }
 
-    /// Changes the status for the last time: first in the record, which `write` writes, then for clients. The
-    /// end that a client sees is durable.
+    /// Changes the status for the last time: first in the record, which `write` writes, then for clients, who see what is durable.
     pub fn finish(
         &self,
         text: String,
@@ -264,9 +263,12 @@ impl Job {
         let mut record = self.record();
         change(&mut record.job);
         let written = write(&record);
-        self.update(text, |status| {
-            *status = JobStatus { events: std::mem::take(&mut status.events), ..record.job };
-        });
+        let event = JobEvent::new(now(), record.job.state, text);
+        self.event_writer.add(event.clone());
+        self.event_writer.flush();
+        let mut status = self.status.lock();
+        *status = JobStatus { events: std::mem::take(&mut status.events), ..record.job };
+        self.show(status, event);
         written
     }
 
@@ -371,24 +373,6 @@ impl Job {
     /// Gives the space back that its volume has claimed and does not occupy.
     pub fn drop_volume_claim(&self) {
         self.volume_claim.lock().take();
-    }
-
-    /// Removes the files of the job, but nothing that is mounted among them.
-    pub fn remove_files(&self) {
-        let entries = |directory: &Path| {
-            // The target of a link is not the job's.
-            let is_own = !directory.is_symlink();
-            is_own.then(|| fs::read_dir(directory)).into_iter().flatten().flatten().flatten()
-        };
-        for mountpoint in entries(&self.directory.join(MOUNTS_DIRECTORY)) {
-            let _ = fs::remove_dir(mountpoint.path());
-        }
-        for entry in entries(&self.directory) {
-            let path = entry.path();
-            let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
-            let _ = if is_directory { fs::remove_dir(path) } else { fs::remove_file(path) };
-        }
-        let _ = fs::remove_dir(&self.directory);
     }
 }
 

@@ -86,6 +86,13 @@ impl IdleSupervisor {
             Ok(SupervisorReply::Failed(why)) => Err(failed(why)),
             Err(why) => {
                 let _ = child.kill().await;
+                let directory = order.directory.clone();
+                // It may have started the commands, and not come to say so.
+                let killed = blocking(move || {
+                    supervisor::started(&directory).iter().for_each(supervisor::kill_rest);
+                    Ok(())
+                });
+                let _ = killed.await;
                 Err(failed(why))
             }
         }

@@ -9,6 +9,7 @@ use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::task::blocking;
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::earlier_jobs::EarlierJobs;
@@ -17,7 +18,7 @@ use super::job_run::JobRun;
 use super::job_services::JobServices;
 use super::record::JobRecord;
 use super::supervisor::log;
-use super::validation;
+use super::{validation, volume_limits};
 use crate::api::container_volume::ContainerVolumeStatus;
 use crate::api::job::{JobRequest, JobStatus, LogChunk, event_count};
 use crate::api::saving::UnsavedDirectory;
@@ -62,6 +63,8 @@ struct JobTable {
     jobs: BTreeMap<u64, Arc<Job>>,
     /// The highest id of a job so far.
     last: u64,
+    /// Whether [`end_all`](JobQueue::end_all) has begun: no job is accepted that it would miss.
+    ending: bool,
 }
 
 impl JobQueue {
@@ -86,7 +89,7 @@ impl JobQueue {
         let EarlierJobs { jobs, last } = EarlierJobs::read(&records, &directory)?;
         let restore = |(record, damage)| Arc::new(Job::restore(record, damage, &directory, &admission));
         let jobs = jobs.into_iter().map(|(id, earlier)| (id, restore(earlier))).collect();
-        let table = Mutex::new(JobTable { jobs, last });
+        let table = Mutex::new(JobTable { jobs, last, ending: false });
         let services =
             JobServices { records, mounts, lifecycle, mirrors, admission, volumes, scrub_interval };
         Ok(Self { directory, table, services: Arc::new(services) })
@@ -113,15 +116,19 @@ impl JobQueue {
         self.services.lifecycle.ready().await;
         let alive = self.services.lifecycle.begin()?;
         self.services.load_checkpoints(&mut request).await?;
-        let queue = Arc::clone(self);
-        let job = blocking(move || queue.accept(request)).await?;
-        let status = job.status();
-        tokio::spawn(JobRun::new(Arc::clone(&self.services), job).run(alive));
-        Ok(status)
+        let (queue, runtime) = (Arc::clone(self), Handle::current());
+        // It is run from there: where the client goes away, nothing comes back here, and the job is accepted all the same.
+        let accept = move || {
+            let Some(job) = queue.accept(request)? else { return Ok(None) };
+            let status = job.status();
+            runtime.spawn(JobRun::new(Arc::clone(&queue.services), job).run(alive));
+            Ok(Some(status))
+        };
+        blocking(accept).await?.ok_or_else(Failure::closing)
     }
 
-    /// Takes a job into the table, and writes its record. Touches the local disk.
-    fn accept(&self, mut request: JobRequest) -> Result<Arc<Job>> {
+    /// Takes a job into the table, and writes its record; `None` where the agent is ending. Touches the local disk.
+    fn accept(&self, mut request: JobRequest) -> Result<Option<Arc<Job>>> {
         let (services, stores) = (&self.services, self.services.secret_stores(&request));
         validation::check(&request, services.mounts.mounter(), &services.volumes, &stores)?;
         request.training.choose_id(random::bytes()?);
@@ -143,9 +150,19 @@ impl JobQueue {
             ));
         }
         self.services.write_record(&job)?;
-        self.table.lock().jobs.insert(id, Arc::clone(&job));
+        let is_accepted = {
+            let mut table = self.table.lock();
+            if !table.ending {
+                table.jobs.insert(id, Arc::clone(&job));
+            }
+            !table.ending
+        };
+        if !is_accepted {
+            self.remove_from_disk(&job);
+            return Ok(None);
+        }
         self.remove_oldest();
-        Ok(job)
+        Ok(Some(job))
     }
 
     /// The volumes of the node.
@@ -199,7 +216,9 @@ impl JobQueue {
         };
         if is_saving && end.is_none() {
             job.note("its commands have ended, and its checkpoints are being saved; stop it with --now to leave that");
-        } else if job.stop(now) {
+        } else {
+            job.stop(now);
+            // In any case: the record of a stop that was requested before may not have been written.
             let (services, job) = (Arc::clone(&self.services), Arc::clone(&job));
             blocking(move || services.write_record(&job)).await?;
         }
@@ -241,6 +260,12 @@ impl JobQueue {
     /// the process that ran them was all that they had.
     pub fn resume(self: &Arc<Self>) {
         let unfinished: Vec<_> = self.all().into_iter().filter(|job| !job.has_ended()).collect();
+        // Before anything else is admitted: they have that space, however long it takes until they go on.
+        for job in unfinished.iter().filter(|job| job.is_admitted() && !job.has_exited()) {
+            if let Err(error) = volume_limits::claim_again(&self.services, job) {
+                tracing::warn!("cannot claim the space of job {}: {error}", job.id());
+            }
+        }
         let (needed, volumes) = (self.volumes_in_use(), Arc::clone(&self.services.volumes));
         tokio::task::spawn_blocking(move || volumes.remove_leftovers(&needed));
         if self.services.lifecycle.is_persistent() {
@@ -259,6 +284,7 @@ impl JobQueue {
         if self.services.lifecycle.is_persistent() && how == Shutdown::HandOver {
             return;
         }
+        self.table.lock().ending = true;
         let jobs = self.all();
         for job in &jobs {
             job.stop(false);
@@ -301,10 +327,14 @@ impl JobQueue {
         let ended: Vec<_> = self.all().into_iter().filter(|job| job.has_ended()).collect();
         for job in ended.iter().take(ended.len().saturating_sub(ENDED_JOBS_KEPT)) {
             self.table.lock().jobs.remove(&job.id());
-            if let Err(error) = self.services.records.remove(&job.record_name()) {
-                tracing::warn!("cannot remove the record of job {}: {error}", job.id());
-            }
-            job.remove_files();
+            self.remove_from_disk(job);
+        }
+    }
+
+    /// Removes the record and the files of a job. Touches the local disk.
+    fn remove_from_disk(&self, job: &Job) {
+        if let Err(error) = job.remove(|| self.services.records.remove(&job.record_name())) {
+            tracing::warn!("cannot remove the record of job {}: {error}", job.id());
         }
     }
 }

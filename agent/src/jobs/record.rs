@@ -38,6 +38,8 @@ impl JobRecord {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
     use std::sync::mpsc;
     use std::time::Duration;
 
@@ -46,11 +48,31 @@ mod tests {
     use super::super::job::Job;
     use super::*;
 
+    /// A new job in `jobs`.
+    fn job_in(jobs: &Path) -> Job {
+        let request = r#"{"start_commands": ["true"], "workdir": "/"}"#;
+        Job::new(1, serde_json::from_str(request).expect("a request"), jobs).expect("a job")
+    }
+
+    #[test]
+    fn record_of_a_job_is_removed_after_its_files() {
+        let jobs = tempfile::tempdir().expect("a directory");
+        let job = job_in(jobs.path());
+        fs::write(job.directory().join("started.json"), "{}").expect("written");
+        let mut is_removed = false;
+        let remove = || {
+            is_removed = true;
+            assert!(!job.directory().exists(), "a crash would leave a job that seems to run");
+            Ok(())
+        };
+        job.remove(remove).expect("removed");
+        assert!(is_removed);
+    }
+
     #[test]
     fn record_that_is_written_slowly_does_not_replace_a_newer_one() {
         let jobs = tempfile::tempdir().expect("a directory");
-        let request = r#"{"start_commands": ["true"], "workdir": "/"}"#;
-        let job = Job::new(1, serde_json::from_str(request).expect("a request"), jobs.path()).expect("a job");
+        let job = job_in(jobs.path());
         let (last, (begins, begun), (go_on, slow)) = (Mutex::default(), mpsc::channel(), mpsc::channel());
         let write = |record: &JobRecord| {
             *last.lock() = Some(record.stop_request());

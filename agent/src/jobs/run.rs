@@ -16,7 +16,7 @@ use super::job_run::JobRun;
 use super::job_saver::{self, JobSaver};
 use super::job_space;
 use super::process::SupervisorProcess;
-use super::stop_request::{StopRequest, stopped};
+use super::stop_request::StopRequest;
 use super::supervisor::{self, SupervisorInfo};
 use super::volume_limits;
 use crate::api::job::{JobExit, JobState, JobStatus};
@@ -102,12 +102,7 @@ impl JobRun {
                 return Err(orphaned()).into();
             }
         }
-        let deployed = tokio::select! {
-            biased;
-            () = job.stop_requested(StopRequest::Graceful) => Err(stopped()),
-            deployed = deployment::deploy(self) => deployed,
-        };
-        match deployed {
+        match deployment::deploy(self).await {
             Ok(RunningCommands { supervisor, _attached, _guard }) => {
                 self.supervise_and_save(&supervisor).await
             }
@@ -173,7 +168,8 @@ impl JobRun {
         self.job.drop_permit();
         let (job, volume) = (Arc::clone(&self.job), self.services.volume_of(&self.job));
         let removed = blocking(move || {
-            if job.has_volume() {
+            // Of one without a record it is only known by name: another job may have it, and then it is locked when it is retired.
+            if job.has_volume() && job.damage().is_none() {
                 volume.remove_scratch();
             }
             Ok(())

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bdnfs::cache::eviction::VolumeClaim;
 use bdnfs::error::{Error, Kind, Result};
@@ -144,9 +144,7 @@ async fn await_overrun_of(
     if volumes.is_empty() {
         return std::future::pending().await;
     }
-    let mut pause = measure_pause(Duration::ZERO);
     loop {
-        tokio::time::sleep(pause).await;
         let begin = Instant::now();
         for volume in &mut volumes {
             let bytes = match &volume.shared {
@@ -161,6 +159,6 @@ async fn await_overrun_of(
                 return failure;
             }
         }
-        pause = measure_pause(begin.elapsed());
+        tokio::time::sleep(measure_pause(begin.elapsed())).await;
     }
 }

@@ -4,6 +4,7 @@ use std::fs;
 
 use bdnfs_tests::MIB;
 use bdnfs_tests::agent::AgentProcess;
+use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::content;
@@ -102,15 +103,25 @@ fn job_that_never_fits_is_refused_with_lease_holders() {
     assert!(fs::read_dir(env.machine.cache().join("jobs")).unwrap().count() > 0);
 }
 
+/// Submits a job with a volume of so many GiB.
+fn submit_sized(machine: &Machine, name: &str, gib: u64, command: &str) -> String {
+    let lines = format!("[runtime.checkpointing_config]\nenabled = true\nvolume_size_gib = {gib}\n");
+    let file = spec(machine, &format!("{name}.toml"), &(toml(&[], &[command]) + &lines));
+    submitted(machine, &["--id", name, text(&file)])
+}
+
+/// The GiB that volumes may have.
+fn free_gib(agent: &AgentProcess) -> u64 {
+    let usage = &agent.status()["daemon"]["usage"];
+    let bytes = |key: &str| usage[key].as_u64().unwrap();
+    (bytes("free") - bytes("reserve")) >> 30
+}
+
 #[test]
 fn job_whose_volume_does_not_fit_waits_for_others_or_is_refused() {
     let saving = SavingMachine::new();
     let machine = &saving.machine;
-    let submit = |name: &str, gib: u64, command: &str| {
-        let text = toml(&[], &[command])
-            + &format!("[runtime.checkpointing_config]\nenabled = true\nvolume_size_gib = {gib}\n");
-        submitted(machine, &["--id", name, super::kit::text(&spec(machine, &format!("{name}.toml"), &text))])
-    };
+    let submit = |name: &str, gib: u64, command: &str| submit_sized(machine, name, gib, command);
     let refused = saving.ended(&submit("huge", 1 << 20, "true"));
     let why = refused["why"]["message"].as_str().unwrap();
     assert!(
@@ -118,9 +129,7 @@ fn job_whose_volume_does_not_fit_waits_for_others_or_is_refused() {
         "{why}"
     );
     assert!(refused["started"].is_null(), "{refused}");
-    let usage = &saving.agent.status()["daemon"]["usage"];
-    let bytes = |key: &str| usage[key].as_u64().unwrap();
-    let most = (bytes("free") - bytes("reserve")) >> 30;
+    let most = free_gib(&saving.agent);
     let flag = machine.directory("flag");
     let first =
         submit("first", most * 2 / 3, &format!("while [ ! -e {}/go ]; do sleep 0.1; done", text(&flag)));
@@ -130,6 +139,33 @@ fn job_whose_volume_does_not_fit_waits_for_others_or_is_refused() {
         .await_event(&second, "waits for room in the cache: volume_size_gib in checkpointing_config: needs");
     assert_eq!(saving.status(&second)["state"], "TRAINING_JOB_DEPLOYING");
     fs::write(flag.join("go"), "").unwrap();
+    for number in [first, second] {
+        let status = saving.ended(&number);
+        assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
+    }
+}
+
+#[test]
+fn volume_of_an_admitted_job_has_its_space_before_the_job_goes_on_after_a_restart() {
+    let SavingMachine { machine, agent } = SavingMachine::new();
+    let most = free_gib(&agent);
+    let go = machine.directory("flag").join("go");
+    let command = format!("while [ ! -e {} ]; do sleep 0.1; done", text(&go));
+    let first = submit_sized(&machine, "first", most * 2 / 3, &command);
+    let status = || agent.get(&format!("/v1/jobs/{first}")).json();
+    eventually("the first runs", || status()["state"] == "TRAINING_JOB_RUNNING");
+    agent.crash();
+    // Its commands are about to start, as far as the next agent can see.
+    let started = machine.cache().join(format!("jobs/{first}/started.json"));
+    let hidden = started.with_file_name("hidden");
+    fs::rename(&started, &hidden).unwrap();
+    let agent = super::saving::start(&machine);
+    let saving = SavingMachine { machine, agent };
+    let second = submit_sized(&saving.machine, "second", most / 2, "true");
+    saving
+        .await_event(&second, "waits for room in the cache: volume_size_gib in checkpointing_config: needs");
+    fs::rename(&hidden, &started).unwrap();
+    fs::write(go, "").unwrap();
     for number in [first, second] {
         let status = saving.ended(&number);
         assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");

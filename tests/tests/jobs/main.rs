@@ -14,6 +14,7 @@ mod checkpoints;
 mod crash;
 mod damage;
 mod foreign_writers;
+mod frozen_disk;
 mod hostile_writers;
 mod hub_caches;
 mod keep;

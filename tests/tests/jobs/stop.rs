@@ -3,6 +3,8 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
 
 use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
@@ -203,6 +205,103 @@ fn job_stop_in_each_state_stops_it() {
     job(machine, &["wait", &id]).succeeds();
     let said = job(machine, &["stop", &id]).succeeds();
     assert_eq!(said.trim(), format!("job {id}: TRAINING_JOB_COMPLETED"));
+    agent.stop();
+}
+
+#[test]
+fn job_stop_that_could_not_be_recorded_is_recorded_by_the_next() {
+    let machine = Machine::new();
+    let agent = machine.agent("");
+    let flags = machine.directory("flags");
+    let script = format!("trap '' TERM; touch {}/runs; while :; do sleep 0.05; done", text(&flags));
+    let file = spec(&machine, "job.toml", &toml(&[], &[&script]));
+    let id = submitted(&machine, &["--grace", "1000", text(&file)]);
+    let path = machine.cache().join(format!("state/jobs/{id}.json"));
+    eventually("it runs", || {
+        flags.join("runs").exists() && fs::read_to_string(&path).unwrap().contains("TRAINING_JOB_RUNNING")
+    });
+    let stop = || agent.ask("POST", &format!("/v1/jobs/{id}/stop"), "").code;
+    // A directory is not replaced.
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    assert_ne!(stop(), 200);
+    fs::remove_dir(&path).unwrap();
+    assert_eq!(stop(), 200);
+    let record: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    assert_eq!(record["record"]["stop"], true);
+    job(&machine, &["stop", &id, "--now"]).succeeds();
+    agent.stop();
+}
+
+#[test]
+fn job_submitted_while_an_agent_stops_is_refused() {
+    let machine = Machine::new();
+    let agent = machine.agent("");
+    let flags = machine.directory("flags");
+    let script = format!(
+        "trap 'touch {0}/asked' TERM; touch {0}/runs; while [ ! -e {0}/go ]; do sleep 0.05; done",
+        text(&flags)
+    );
+    let file = spec(&machine, "job.toml", &toml(&[], &[&script]));
+    submitted(&machine, &["--grace", "1000", text(&file)]);
+    eventually("it runs", || flags.join("runs").exists());
+    assert_eq!(agent.ask("POST", "/v1/stop", "").code, 200);
+    eventually("the agent ends its jobs", || flags.join("asked").exists());
+    let request = json!({"weights": [], "start_commands": ["true"], "workdir": "/"}).to_string();
+    let refused = agent.ask("POST", "/v1/jobs", &request);
+    assert_eq!(refused.code, 503, "{}", refused.body);
+    for left in ["jobs/2", "state/jobs/2.json"] {
+        assert!(!machine.cache().join(left).exists(), "{left}");
+    }
+    fs::write(flags.join("go"), "").unwrap();
+    agent.gone();
+}
+
+/// The supervisor of the next job of `agent`, as soon as there is one, which SIGSTOP has stopped.
+fn next_supervisor_stopped(agent: Pid) -> Pid {
+    let tasks = PathBuf::from(format!("/proc/{}/task", agent.as_raw_nonzero()));
+    loop {
+        for task in fs::read_dir(&tasks).unwrap().flatten() {
+            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            for child in children.split_whitespace() {
+                let command = fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+                if command == b"bdnfs\0launch\0" {
+                    let pid = Pid::from_raw(child.parse().unwrap()).unwrap();
+                    let _ = kill_process(pid, Signal::STOP);
+                    return pid;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn job_stop_while_it_is_launched_stops_it() {
+    let machine = Machine::new();
+    let agent = machine.agent("");
+    let request = json!({"weights": [], "start_commands": ["sleep 1000"], "workdir": "/"}).to_string();
+    let was_launching = || {
+        let (id, supervisor) = std::thread::scope(|scope| {
+            let supervisor = scope.spawn(|| next_supervisor_stopped(agent.pid()));
+            let answer = agent.ask("POST", "/v1/jobs", &request);
+            assert_eq!(answer.code, 200, "{}", answer.body);
+            (answer.json()["id"].to_string(), supervisor.join().unwrap())
+        });
+        let status = || -> Value { agent.get(&format!("/v1/jobs/{id}")).json() };
+        // The agent has sent the order, or has had the answer.
+        sleep(Duration::from_millis(500));
+        let was_launching = status()["state"] == "TRAINING_JOB_DEPLOYING";
+        assert_eq!(agent.ask("POST", &format!("/v1/jobs/{id}/stop"), "").code, 200);
+        sleep(Duration::from_millis(500));
+        // It may have ended.
+        let _ = kill_process(supervisor, Signal::CONT);
+        eventually("it has ended", || !status()["ended"].is_null());
+        assert_eq!(status()["state"], "TRAINING_JOB_STOPPED");
+        eventually("its supervisor is gone", || machine.supervisors().is_empty());
+        was_launching
+    };
+    // Where this process was too slow, its commands ran already.
+    assert!((0..30).any(|_| was_launching()), "no launch is as slow as that");
     agent.stop();
 }
 
