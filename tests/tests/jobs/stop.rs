@@ -257,8 +257,9 @@ fn job_submitted_while_an_agent_stops_is_refused() {
     agent.gone();
 }
 
-/// The supervisor of the next job of `agent`, as soon as there is one, which SIGSTOP has stopped.
-fn next_supervisor_stopped(agent: Pid) -> Pid {
+/// The supervisor of the next job of `agent`, which SIGSTOP stops as soon as it is in the job's `workdir`: from then on it runs the
+/// commands whatever the agent does.
+fn next_supervisor_stopped(agent: Pid, workdir: &Path) -> Pid {
     let tasks = PathBuf::from(format!("/proc/{}/task", agent.as_raw_nonzero()));
     loop {
         for task in fs::read_dir(&tasks).unwrap().flatten() {
@@ -267,6 +268,7 @@ fn next_supervisor_stopped(agent: Pid) -> Pid {
                 let command = fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
                 if command == b"bdnfs\0launch\0" {
                     let pid = Pid::from_raw(child.parse().unwrap()).unwrap();
+                    while fs::read_link(format!("/proc/{child}/cwd")).is_ok_and(|path| path != workdir) {}
                     let _ = kill_process(pid, Signal::STOP);
                     return pid;
                 }
@@ -279,10 +281,11 @@ fn next_supervisor_stopped(agent: Pid) -> Pid {
 fn job_stop_while_it_is_launched_stops_it() {
     let machine = Machine::new();
     let agent = machine.agent("");
-    let request = json!({"weights": [], "start_commands": ["sleep 1000"], "workdir": "/"}).to_string();
+    let workdir = machine.directory("workdir").canonicalize().unwrap();
+    let request = json!({"weights": [], "start_commands": ["sleep 1000"], "workdir": workdir}).to_string();
     let was_launching = || {
         let (id, supervisor) = std::thread::scope(|scope| {
-            let supervisor = scope.spawn(|| next_supervisor_stopped(agent.pid()));
+            let supervisor = scope.spawn(|| next_supervisor_stopped(agent.pid(), &workdir));
             let answer = agent.ask("POST", "/v1/jobs", &request);
             assert_eq!(answer.code, 200, "{}", answer.body);
             (answer.json()["id"].to_string(), supervisor.join().unwrap())
