@@ -177,10 +177,10 @@ impl AccessArgs {
         Self { allow_http, ..self }
     }
 
-    /// The options for access to the mirror at `uri`. Those that `own` leaves out are as for `source` where both have one scheme.
-    /// That a source is read anonymously says nothing of its mirror.
-    pub fn for_mirror(&self, own: MirrorAccessArgs, uri: &Uri, source: Option<&Uri>) -> Self {
-        let same_scheme = source.is_none_or(|source| source.scheme() == uri.scheme());
+    /// The options for access to the mirror at `uri`. Those that `own` leaves out are as for `sources` where one of them has its
+    /// scheme, or there are none. That a source is read anonymously says nothing of its mirror.
+    pub fn for_mirror(&self, own: MirrorAccessArgs, uri: &Uri, sources: &[&Uri]) -> Self {
+        let same_scheme = sources.is_empty() || sources.iter().any(|source| source.scheme() == uri.scheme());
         let mut access = Self { anonymous: own.mirror_anonymous, requester_pays: false, ..self.clone() };
         access.endpoint = own.mirror_endpoint.or(access.endpoint.filter(|_| same_scheme));
         access.region = own.mirror_region.or(access.region.filter(|_| same_scheme));

@@ -218,14 +218,16 @@ fn load_for_azure_prefers_file_over_environment() {
 #[test]
 fn for_mirror_of_same_scheme_inherits_secret_of_source() {
     let args = AccessArgs { secret: Some("s".into()), anonymous: true, ..AccessArgs::default() };
-    let secret_of = |own: Option<&str>, source: Option<&str>| {
+    let secret_of = |own: Option<&str>, sources: &[&str]| {
         let own = MirrorAccessArgs { mirror_secret: own.map(str::to_owned), ..MirrorAccessArgs::default() };
-        args.for_mirror(own, &uri("s3://m"), source.map(uri).as_ref()).secret
+        let sources: Vec<_> = sources.iter().map(|source| uri(source)).collect();
+        args.for_mirror(own, &uri("s3://m"), &sources.iter().collect::<Vec<_>>()).secret
     };
-    assert_eq!(secret_of(None, Some("s3://b")).as_deref(), Some("s"));
-    assert_eq!(secret_of(None, None).as_deref(), Some("s"));
-    assert_eq!(secret_of(None, Some("hf://o/r")), None);
-    assert_eq!(secret_of(Some("own"), Some("s3://b")).as_deref(), Some("own"));
+    assert_eq!(secret_of(None, &["s3://b"]).as_deref(), Some("s"));
+    assert_eq!(secret_of(None, &[]).as_deref(), Some("s"));
+    assert_eq!(secret_of(None, &["hf://o/r", "gs://b"]), None);
+    assert_eq!(secret_of(None, &["hf://o/r", "s3://b"]).as_deref(), Some("s"), "whichever is first");
+    assert_eq!(secret_of(Some("own"), &["s3://b"]).as_deref(), Some("own"));
 }
 
 #[test]
@@ -236,7 +238,7 @@ fn for_mirror_of_another_scheme_has_no_service_of_the_source() {
         ..AccessArgs::default()
     };
     let service_of = |source: &str| {
-        let access = args.for_mirror(MirrorAccessArgs::default(), &uri("s3://m"), Some(&uri(source)));
+        let access = args.for_mirror(MirrorAccessArgs::default(), &uri("s3://m"), &[&uri(source)]);
         (access.endpoint, access.region)
     };
     assert_eq!(service_of("hf://o/r"), (None, None));
@@ -247,7 +249,7 @@ fn for_mirror_of_another_scheme_has_no_service_of_the_source() {
 fn for_mirror_anonymous_sends_no_keys_of_the_source() {
     let args = AccessArgs { secret: Some("s".into()), ..AccessArgs::default() };
     let own = MirrorAccessArgs { mirror_anonymous: true, ..MirrorAccessArgs::default() };
-    let mirror = args.for_mirror(own, &uri("s3://m"), Some(&uri("s3://b")));
+    let mirror = args.for_mirror(own, &uri("s3://m"), &[&uri("s3://b")]);
     let loaded = s3(&mirror);
     assert!(mirror.secret.is_none() && loaded.anonymous && loaded.access_key_id.is_none());
 }
