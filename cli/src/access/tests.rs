@@ -102,9 +102,35 @@ fn load_with_secret_sends_its_name_only() {
     };
     let sent = serde_json::to_string(&load(&secrets("given"), "s3://b", more)).expect("JSON");
     assert!(sent.contains("file-region") && !sent.contains("hush"), "{sent}");
-    // One that this machine's stores do not have, may be in one of the agent.
-    let access = load(&secrets("none"), "s3://b", env);
+}
+
+#[test]
+fn load_with_secret_that_only_the_agent_may_have_sends_no_service_of_the_environment() {
+    let dir = tempfile::tempdir().expect("directory");
+    let aws = dir.path().join(".aws");
+    std::fs::create_dir(&aws).expect("directory");
+    std::fs::write(aws.join("config"), "[default]\nregion = profile-region\n").expect("written");
+    let env = |name: &str| match name {
+        "HOME" => Some(dir.path().to_str().expect("text").to_owned()),
+        "AWS_DEFAULT_REGION" => None,
+        _ => env(name),
+    };
+    let access = load(&AccessArgs::default(), "s3://b", env).s3.expect("set");
+    assert_eq!(
+        (access.region.as_deref(), access.endpoint.as_deref()),
+        (Some("profile-region"), Some("http://env"))
+    );
+    let mut args = AccessArgs {
+        secret: Some("none".to_owned()),
+        secrets: SecretsArgs::at(dir.path()),
+        ..AccessArgs::default()
+    };
+    let access = load(&args, "s3://b", env);
     assert_eq!(access.auth, Some(AuthMethod::Secret { auth_secret_name: "none".into() }));
+    assert_eq!(access.s3, Some(S3Access::default()));
+    (args.region, args.endpoint) = (Some("flag-region".to_owned()), Some("http://flag".to_owned()));
+    let s3 = load(&args, "s3://b", env).s3.expect("set");
+    assert_eq!((s3.region.as_deref(), s3.endpoint.as_deref()), (Some("flag-region"), Some("http://flag")));
 }
 
 #[test]
