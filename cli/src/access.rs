@@ -177,10 +177,10 @@ impl AccessArgs {
         Self { allow_http, ..self }
     }
 
-    /// The options for access to the mirror at `uri`. Those that `own` leaves out are as for `source` where both have one scheme.
-    /// That a source is read anonymously says nothing of its mirror.
-    pub fn for_mirror(&self, own: MirrorAccessArgs, uri: &Uri, source: Option<&Uri>) -> Self {
-        let same_scheme = source.is_none_or(|source| source.scheme() == uri.scheme());
+    /// The options for access to the mirror at `uri`. Those that `own` leaves out are as for `sources` where one of them has its
+    /// scheme, or there are none. That a source is read anonymously says nothing of its mirror.
+    pub fn for_mirror(&self, own: MirrorAccessArgs, uri: &Uri, sources: &[&Uri]) -> Self {
+        let same_scheme = sources.is_empty() || sources.iter().any(|source| source.scheme() == uri.scheme());
         let mut access = Self { anonymous: own.mirror_anonymous, requester_pays: false, ..self.clone() };
         access.endpoint = own.mirror_endpoint.or(access.endpoint.filter(|_| same_scheme));
         access.region = own.mirror_region.or(access.region.filter(|_| same_scheme));
@@ -241,7 +241,7 @@ impl AccessArgs {
             }
             Uri::File(_) | Uri::Http(_) | Uri::Bt(_) => access,
         };
-        complete(uri, access)
+        if has_foreign_secret(&access)? { Ok(access) } else { Ok(complete_access(uri, access)?) }
     }
 
     /// Whether the environment's credentials are not used.
@@ -268,7 +268,11 @@ impl AccessArgs {
         if let Some(given) = access.s3_mut(uri) {
             *given = S3Access { region, endpoint, anonymous: self.anonymous, ..base };
         }
-        let mut access = complete(uri, access)?;
+        // Its own region and endpoint, which are known to the agent alone, take precedence over those of the environment.
+        if has_foreign_secret(&access)? {
+            return Ok(access);
+        }
+        let mut access = complete_access(uri, access)?;
         if let Some(given) = access.s3_mut(uri) {
             given.region = given.region.take().or(environment.region).or(profile.region);
             given.endpoint = given.endpoint.take().or(environment.endpoint).or(profile.endpoint);
@@ -322,16 +326,12 @@ pub struct MirrorAccessArgs {
     pub mirror_anonymous: bool,
 }
 
-/// Completes `access` with what its credentials name: a malformed secret fails here, not later in the agent. One that is nowhere
-/// here may be the agent's, which looks for it; without an agent it fails when it is needed.
-fn complete(uri: &Uri, access: Access) -> Result<Access> {
-    if let Some(name) = access.auth.as_ref().and_then(AuthMethod::secret) {
-        let found = access.secrets.iter().map(|store| has_secret(store, name));
-        if !found.collect::<Result<Vec<_>, _>>()?.contains(&true) {
-            return Ok(access);
-        }
-    }
-    Ok(complete_access(uri, access)?)
+/// Whether `access` names a secret that is nowhere here. It may be the agent's, which looks for it; without an agent it fails when
+/// it is needed. One that is here is read at once: where it is malformed, that fails here, not later in the agent.
+fn has_foreign_secret(access: &Access) -> Result<bool> {
+    let Some(name) = access.auth.as_ref().and_then(AuthMethod::secret) else { return Ok(false) };
+    let found = access.secrets.iter().map(|store| has_secret(store, name));
+    Ok(!found.collect::<Result<Vec<_>, _>>()?.contains(&true))
 }
 
 /// The CA certificates in a file.

@@ -25,27 +25,22 @@ pub struct MirrorArgs {
 }
 
 impl MirrorArgs {
-    /// The mirror that is named, if any. Access options that it lacks are those of `source` in `access`.
-    pub fn request(&self, access: &AccessArgs, source: Option<&Uri>) -> Result<Option<MirrorRequest>> {
-        self.mirror.as_ref().map(|mirror| self.request_at(mirror, access, source)).transpose()
+    /// The mirror that is named, if any. Access options that it lacks are those of `sources` in `access`.
+    pub fn request(&self, access: &AccessArgs, sources: &[&Uri]) -> Result<Option<MirrorRequest>> {
+        self.mirror.as_ref().map(|mirror| self.request_at(mirror, access, sources)).transpose()
     }
 
     /// The mirror that is named, else that of this machine.
-    pub fn request_or_default(&self, access: &AccessArgs, source: Option<&Uri>) -> Result<MirrorRequest> {
+    pub fn request_or_default(&self, access: &AccessArgs, sources: &[&Uri]) -> Result<MirrorRequest> {
         match &self.mirror {
-            Some(mirror) => self.request_at(mirror, access, source),
-            None => self.request_at(&mirror::default_uri()?.into(), access, source),
+            Some(mirror) => self.request_at(mirror, access, sources),
+            None => self.request_at(&mirror::default_uri()?.into(), access, sources),
         }
     }
 
-    fn request_at(
-        &self,
-        mirror: &Source,
-        access: &AccessArgs,
-        source: Option<&Uri>,
-    ) -> Result<MirrorRequest> {
+    fn request_at(&self, mirror: &Source, access: &AccessArgs, sources: &[&Uri]) -> Result<MirrorRequest> {
         self.access.check(mirror.uri(), |name| option_name(&format!("mirror-{name}")))?;
-        let access = access.for_mirror(self.access.clone(), mirror.uri(), source);
+        let access = access.for_mirror(self.access.clone(), mirror.uri(), sources);
         request(mirror, self.tenant().unwrap_or(DEFAULT_TENANT), &access)
     }
 

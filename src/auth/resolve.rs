@@ -17,7 +17,7 @@ use super::key_cache::{IssuedKey, KeyCache, KeyIssuer};
 use super::refresh::key_expiry::jwt_expiry;
 use super::refresh::{FixedKey, KeyOrigin, KeyProvider, ResolvedKey};
 use super::{AuthKey, load};
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::http_client::HttpClient;
 use crate::source::{Access, CredentialLoader, Credentials, Uri};
 use crate::task::blocking;
@@ -53,16 +53,16 @@ impl CredentialResolver {
         Self { uri, access, client, loader, last: Mutex::default() }
     }
 
-    /// The provider for the credentials as they are now. After a refusal the last one is not used again.
-    async fn provider(&self, refused: bool) -> Result<Arc<dyn KeyProvider>> {
+    /// The provider for the credentials as they are now, and whether it is the last one. After a refusal that is not used again.
+    async fn provider(&self, refused: bool) -> Result<(Arc<dyn KeyProvider>, bool)> {
         let loader = self.loader.clone();
         let loaded = blocking(move || loader.load()).await?;
         if !refused && let Some(provider) = self.last_provider(&loaded) {
-            return Ok(provider);
+            return Ok((provider, true));
         }
         let provider = self.resolve(&loaded).await?;
         *self.last.lock() = Some((loaded, provider.clone()));
-        Ok(provider)
+        Ok((provider, false))
     }
 
     /// The last provider, if it was for the same credentials.
@@ -124,9 +124,15 @@ impl KeyCache {
 #[async_trait]
 impl KeyIssuer for CredentialResolver {
     async fn issue(&self, refused: bool) -> Result<IssuedKey> {
-        let name = self.loader.name();
-        let resolved = self.provider(refused).await?.key().await?;
-        Ok(schedule_renewal(resolved, name))
+        let (provider, is_last) = self.provider(refused).await?;
+        let resolved = match provider.key().await {
+            // What it shows the token service was read when it was resolved, and may have been replaced since.
+            Err(error) if is_last && error.kind() == Kind::Refused => {
+                self.provider(true).await?.0.key().await?
+            }
+            resolved => resolved?,
+        };
+        Ok(schedule_renewal(resolved, self.loader.name()))
     }
 }
 

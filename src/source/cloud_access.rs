@@ -60,6 +60,18 @@ impl AzureAccess {
     pub(super) fn has_secrets(&self) -> bool {
         self.account_key.is_some() || self.sas.is_some() || self.client_secret.is_some()
     }
+
+    /// Whether these are credentials by themselves: an account key, a SAS, or the secret of an application that is named.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.account_key.is_some()
+            || self.sas.is_some()
+            || self.client_secret.is_some() && self.has_application()
+    }
+
+    /// Whether an application is named: its tenant and its ID.
+    pub(crate) fn has_application(&self) -> bool {
+        self.tenant_id.is_some() && self.client_id.is_some()
+    }
 }
 
 /// The AWS credentials of a machine, for a source that was given no access key.

@@ -11,7 +11,7 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use percent_encoding::percent_decode_str;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use crate::fault::Faults;
 use crate::federation::StorageTokens;
@@ -56,7 +56,7 @@ async fn serve(State(root): State<PathBuf>, request: Request) -> Response {
     }
     let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
     match parts[..] {
-        ["storage", "v1", "b", bucket, "o"] => google_page(&root.join(bucket)),
+        ["storage", "v1", "b", bucket, "o"] => google_page(&root.join(bucket), &request),
         ["storage", "v1", "b", bucket, "o", key] => {
             google_object(&root.join(bucket).join(key), request).await
         }
@@ -83,22 +83,48 @@ fn generation(meta: &fs::Metadata) -> String {
     (meta.mtime() * 1_000_000_000 + meta.mtime_nsec()).to_string()
 }
 
-fn google_page(bucket: &Path) -> Response {
-    let items = files(bucket).into_iter().map(|(name, meta)| {
+/// The value of the parameter `name` of a request.
+fn parameter(request: &Request, name: &str) -> Option<String> {
+    let mut pairs = request.uri().query()?.split('&');
+    let value = pairs.find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))?;
+    Some(percent_decode_str(value).decode_utf8_lossy().into_owned())
+}
+
+fn google_page(bucket: &Path, request: &Request) -> Response {
+    let prefix = parameter(request, "prefix").unwrap_or_default();
+    let items = files(bucket).into_iter().filter(|(name, _)| name.starts_with(&prefix)).map(|(name, meta)| {
         json!({
-            "name": name, "size": meta.len().to_string(), "generation": generation(&meta),
+            "kind": "storage#object", "name": name, "size": meta.len().to_string(), "generation": generation(&meta),
             "updated": "2026-01-02T03:04:05.000Z",
         })
     });
-    json!({ "kind": "storage#objects", "items": items.collect::<Vec<_>>() }).to_string().into_response()
+    let mut page = json!({ "kind": "storage#objects", "items": items.collect::<Vec<_>>() });
+    if let Some(fields) = parameter(request, "fields") {
+        keep_fields(page.as_object_mut().expect("an object"), &fields);
+    }
+    page.to_string().into_response()
+}
+
+/// Removes from a page what `fields` does not name (`kind,items(name,size)`), and no items at all, as Google does.
+fn keep_fields(page: &mut Map<String, Value>, fields: &str) {
+    let (of_page, of_items) = fields.split_once("items(").unwrap_or((fields, ""));
+    let (of_items, after) = of_items.split_once(')').unwrap_or((of_items, ""));
+    let names = |list: &str, name: &str| list.split(',').any(|named| named == name);
+    page.retain(|name, value| match value {
+        Value::Array(items) => {
+            for item in items.iter_mut().filter_map(Value::as_object_mut) {
+                item.retain(|name, _| names(of_items, name));
+            }
+            !items.is_empty() && !of_items.is_empty()
+        }
+        _ => names(of_page, name) || names(after, name),
+    });
 }
 
 /// An object, if it is of the generation that is asked for.
 async fn google_object(path: &Path, request: Request) -> Response {
     let Ok(meta) = fs::metadata(path) else { return StatusCode::NOT_FOUND.into_response() };
-    let query = request.uri().query().unwrap_or_default();
-    let asked = query.split('&').find_map(|pair| pair.strip_prefix("generation="));
-    if asked.is_some_and(|asked| asked != generation(&meta)) {
+    if parameter(&request, "generation").is_some_and(|asked| asked != generation(&meta)) {
         return StatusCode::NOT_FOUND.into_response();
     }
     let mut response = object(path, request).await;

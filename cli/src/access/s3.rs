@@ -91,7 +91,7 @@ pub fn load_machine(env: &Environment, token_file: Option<&Path>) -> Result<AwsA
     })
 }
 
-/// Region and endpoint of the machine's profile. An invalid profile fails later, when its keys are needed.
+/// Region and endpoint of the machine's profile, whatever its keys are. An invalid profile fails later, when its keys are needed.
 pub fn profile(machine: &AwsAmbient) -> S3Access {
     let profile = machine.profile.as_ref().and_then(|profile| aws_profile::read(profile).ok().flatten());
     let (region, endpoint) = profile.map_or((None, None), |found| (found.region, found.endpoint));

@@ -102,9 +102,35 @@ fn load_with_secret_sends_its_name_only() {
     };
     let sent = serde_json::to_string(&load(&secrets("given"), "s3://b", more)).expect("JSON");
     assert!(sent.contains("file-region") && !sent.contains("hush"), "{sent}");
-    // One that this machine's stores do not have, may be in one of the agent.
-    let access = load(&secrets("none"), "s3://b", env);
+}
+
+#[test]
+fn load_with_secret_that_only_the_agent_may_have_sends_no_service_of_the_environment() {
+    let dir = tempfile::tempdir().expect("directory");
+    let aws = dir.path().join(".aws");
+    std::fs::create_dir(&aws).expect("directory");
+    std::fs::write(aws.join("config"), "[default]\nregion = profile-region\n").expect("written");
+    let env = |name: &str| match name {
+        "HOME" => Some(dir.path().to_str().expect("text").to_owned()),
+        "AWS_DEFAULT_REGION" => None,
+        _ => env(name),
+    };
+    let access = load(&AccessArgs::default(), "s3://b", env).s3.expect("set");
+    assert_eq!(
+        (access.region.as_deref(), access.endpoint.as_deref()),
+        (Some("profile-region"), Some("http://env"))
+    );
+    let mut args = AccessArgs {
+        secret: Some("none".to_owned()),
+        secrets: SecretsArgs::at(dir.path()),
+        ..AccessArgs::default()
+    };
+    let access = load(&args, "s3://b", env);
     assert_eq!(access.auth, Some(AuthMethod::Secret { auth_secret_name: "none".into() }));
+    assert_eq!(access.s3, Some(S3Access::default()));
+    (args.region, args.endpoint) = (Some("flag-region".to_owned()), Some("http://flag".to_owned()));
+    let s3 = load(&args, "s3://b", env).s3.expect("set");
+    assert_eq!((s3.region.as_deref(), s3.endpoint.as_deref()), (Some("flag-region"), Some("http://flag")));
 }
 
 #[test]
@@ -218,14 +244,16 @@ fn load_for_azure_prefers_file_over_environment() {
 #[test]
 fn for_mirror_of_same_scheme_inherits_secret_of_source() {
     let args = AccessArgs { secret: Some("s".into()), anonymous: true, ..AccessArgs::default() };
-    let secret_of = |own: Option<&str>, source: Option<&str>| {
+    let secret_of = |own: Option<&str>, sources: &[&str]| {
         let own = MirrorAccessArgs { mirror_secret: own.map(str::to_owned), ..MirrorAccessArgs::default() };
-        args.for_mirror(own, &uri("s3://m"), source.map(uri).as_ref()).secret
+        let sources: Vec<_> = sources.iter().map(|source| uri(source)).collect();
+        args.for_mirror(own, &uri("s3://m"), &sources.iter().collect::<Vec<_>>()).secret
     };
-    assert_eq!(secret_of(None, Some("s3://b")).as_deref(), Some("s"));
-    assert_eq!(secret_of(None, None).as_deref(), Some("s"));
-    assert_eq!(secret_of(None, Some("hf://o/r")), None);
-    assert_eq!(secret_of(Some("own"), Some("s3://b")).as_deref(), Some("own"));
+    assert_eq!(secret_of(None, &["s3://b"]).as_deref(), Some("s"));
+    assert_eq!(secret_of(None, &[]).as_deref(), Some("s"));
+    assert_eq!(secret_of(None, &["hf://o/r", "gs://b"]), None);
+    assert_eq!(secret_of(None, &["hf://o/r", "s3://b"]).as_deref(), Some("s"), "whichever is first");
+    assert_eq!(secret_of(Some("own"), &["s3://b"]).as_deref(), Some("own"));
 }
 
 #[test]
@@ -236,7 +264,7 @@ fn for_mirror_of_another_scheme_has_no_service_of_the_source() {
         ..AccessArgs::default()
     };
     let service_of = |source: &str| {
-        let access = args.for_mirror(MirrorAccessArgs::default(), &uri("s3://m"), Some(&uri(source)));
+        let access = args.for_mirror(MirrorAccessArgs::default(), &uri("s3://m"), &[&uri(source)]);
         (access.endpoint, access.region)
     };
     assert_eq!(service_of("hf://o/r"), (None, None));
@@ -247,7 +275,7 @@ fn for_mirror_of_another_scheme_has_no_service_of_the_source() {
 fn for_mirror_anonymous_sends_no_keys_of_the_source() {
     let args = AccessArgs { secret: Some("s".into()), ..AccessArgs::default() };
     let own = MirrorAccessArgs { mirror_anonymous: true, ..MirrorAccessArgs::default() };
-    let mirror = args.for_mirror(own, &uri("s3://m"), Some(&uri("s3://b")));
+    let mirror = args.for_mirror(own, &uri("s3://m"), &[&uri("s3://b")]);
     let loaded = s3(&mirror);
     assert!(mirror.secret.is_none() && loaded.anonymous && loaded.access_key_id.is_none());
 }

@@ -71,14 +71,14 @@ impl CheckpointMirrorArgs {
     /// Opens the mirror, whether or not it exists.
     fn open_or_create(&self) -> Result<Mirror> {
         self.access.check(&[], self.mirror.uri(), option_name)?;
-        let request = self.mirror.request_or_default(&self.access, None)?;
+        let request = self.mirror.request_or_default(&self.access, &[])?;
         Ok(bdnfs_agent::mirror::open(&request, std::env::temp_dir())?)
     }
 
     /// Opens the mirror, which must exist.
     async fn open(&self) -> Result<Mirror> {
         self.access.check(&[], self.mirror.uri(), option_name)?;
-        let request = self.mirror.request_or_default(&self.access, None)?;
+        let request = self.mirror.request_or_default(&self.access, &[])?;
         mirror::open_existing(&request, "name the one that the jobs save into with --mirror").await
     }
 

@@ -62,7 +62,7 @@ impl MirrorTargetArgs {
     /// Opens the mirror, which must exist.
     async fn open(&self) -> Result<bdnfs::mirror::Mirror> {
         self.access.check(&[], self.mirror.uri(), option_name)?;
-        let request = self.mirror.request_or_default(&self.access, None)?;
+        let request = self.mirror.request_or_default(&self.access, &[])?;
         mirror::open_existing(&request, "`bdnfs mirror add` creates one").await
     }
 }

@@ -147,7 +147,7 @@ impl MountArgs {
         let flags = MountOptions { allow_other: self.allow_other, uid: self.uid, gid: self.gid };
         let options = self.options.iter().fold(MountOptions::default(), MountOptions::merge).merge(&flags);
         Ok(MountRequest {
-            mirror: self.mirror.request(&self.source_options.access, Some(uri))?,
+            mirror: self.mirror.request(&self.source_options.access, &[uri])?,
             weights: Weights { mountpoint: mountpoint.path, ..entry.into_weights() },
             tenant: self.mirror.tenant().map(str::to_owned),
             direct: false,

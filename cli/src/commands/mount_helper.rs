@@ -24,7 +24,7 @@ const HELPER_NAMES: [&str; 2] = ["mount.bdnfs", "mount.fuse.bdnfs"];
 const EXIT_USAGE: u8 = 1;
 /// The exit code of mount(8) for a mount that failed.
 const EXIT_FAILURE: u8 = 32;
-/// Options that mount(8) adds by itself, or that say who may run it: without effect here.
+/// Options that mount(8) adds by itself, or that say who may run it: without effect here. Of them `user` alone has a value.
 const MOUNT8_OPTIONS: [&str; 9] = ["rw", "suid", "dev", "exec", "nouser", "user", "users", "owner", "group"];
 /// Options of `bdnfs mount` that are of no use in an fstab: what they do is said otherwise there, or not at all.
 const NOT_IN_FSTAB: [&str; 6] = ["config", "root", "foreground", "wait", "json", "help"];
@@ -166,7 +166,8 @@ fn split(list: &str) -> Vec<String> {
 /// effect.
 fn translate(command: &clap::Command, option: &str) -> Result<Option<String>, String> {
     let (name, value) = option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
-    if options::is_ignored(option) || MOUNT8_OPTIONS.contains(&name) {
+    let is_of_mount8 = MOUNT8_OPTIONS.contains(&name) && (value.is_none() || name == "user");
+    if is_of_mount8 || options::is_ignored(option) {
         return Ok(None);
     }
     match (name, value) {
@@ -209,6 +210,15 @@ mod tests {
         );
         assert!(parse(&["-o", "ro,staging=wait"]).expect("valid").wait);
         assert!(!parse(&["-o", "defaults,staging=lazy"]).expect("valid").wait);
+    }
+
+    #[test]
+    fn exec_with_a_pattern_is_that_of_mount_and_exec_alone_is_ignored() {
+        let command = MountArgs::augment_args(clap::Command::new("mount"));
+        let translate = |option| translate(&command, option).expect(option);
+        assert_eq!(translate("exec=*.sh").as_deref(), Some("--exec=*.sh"));
+        assert_eq!((translate("exec"), translate("user"), translate("user=me")), (None, None, None));
+        parse(&["-o", "exec=*.sh,exec"]).expect("valid");
     }
 
     #[test]

@@ -125,7 +125,7 @@ impl CacheMirrorArgs {
     /// Opens the mirror that is named, if any.
     fn open(&self, home: &CacheHome) -> Result<Option<Mirror>> {
         self.access.check(&[], self.mirror.uri(), option_name)?;
-        let request = self.mirror.request(&self.access, None)?;
+        let request = self.mirror.request(&self.access, &[])?;
         let scratch = if home.exists() { home.path().to_owned() } else { std::env::temp_dir() };
         Ok(request.map(|request| bdnfs_agent::mirror::open(&request, scratch)).transpose()?)
     }

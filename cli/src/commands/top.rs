@@ -66,12 +66,18 @@ async fn watch(args: &TopArgs, cache: Option<PathBuf>) -> Result<()> {
     if live {
         return show(&mut view, cache, clock, args.interval).await;
     }
+    // Once, not for each wait: a signal during a refresh is not missed.
+    let mut end = std::pin::pin!(signals::termination());
     loop {
+        let refresh = async {
+            clock.tick().await;
+            view.refresh(cache.as_deref(), Instant::now()).await
+        };
         tokio::select! {
-            _ = clock.tick() => {}
-            ended = signals::termination() => return Ok(ended?),
+            biased;
+            ended = &mut end => return Ok(ended?),
+            refreshed = refresh => refreshed?,
         }
-        view.refresh(cache.as_deref(), Instant::now()).await?;
         let mut out = std::io::stdout().lock();
         if args.json {
             writeln!(out, "{}", serde_json::to_string(&view.as_json())?)?;

@@ -48,10 +48,11 @@ pub enum ProfileRoleWith {
 }
 
 /// The settings of a profile.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct ProfileSettings {
-    /// The origin of the profile's keys.
-    pub keys: ProfileKeys,
+    /// The origin of the profile's keys; an error where they can't be had, which says nothing of the other settings:
+    /// [`Kind::Refused`] for a profile that is incomplete, or that only AWS's own tools can use.
+    pub keys: Result<ProfileKeys>,
     /// The region.
     pub region: Option<String>,
     /// The URL of the service that it is for.
@@ -63,8 +64,7 @@ type Section = BTreeMap<String, String>;
 /// Reads a profile; `None` where it is the default one and does not exist.
 ///
 /// # Errors
-/// [`Kind::Refused`] where a file can't be read or a profile that was named does not exist, [`Kind::Unsupported`] for what
-/// only AWS's own tools can do.
+/// [`Kind::Refused`] where a file can't be read or a profile that was named does not exist.
 pub fn read(profile: &AwsProfile) -> Result<Option<ProfileSettings>> {
     let files = ProfileFiles {
         credentials: sections(profile.credentials.as_deref(), |title| Some(title))?,
@@ -82,7 +82,7 @@ pub fn read(profile: &AwsProfile) -> Result<Option<ProfileSettings>> {
         return Err(Error::new(Kind::Refused, text));
     };
     Ok(Some(ProfileSettings {
-        keys: files.keys(name, PROFILE_CHAIN_LIMIT)?,
+        keys: files.keys(name, PROFILE_CHAIN_LIMIT),
         region: section.get("region").cloned(),
         endpoint: section.get("endpoint_url").cloned(),
     }))
@@ -224,6 +224,8 @@ role_arn = arn
 source_profile = loop
 [profile sso]
 sso_session = x
+region = eu-north-1
+endpoint_url = https://minio.corp
 [profile half]
 aws_access_key_id = hush
 [profile bare]
@@ -257,6 +259,10 @@ region = eu-west-2
         read(&profile).expect(name).expect(name)
     }
 
+    fn keys(name: &str) -> ProfileKeys {
+        found(name).keys.expect(name)
+    }
+
     #[test]
     fn profile_keys_and_roles_are_read_as_the_aws_cli_does() {
         let key = S3Access {
@@ -268,12 +274,12 @@ region = eu-west-2
             let (arn, session, external_id) = ("arn".to_owned(), None, None);
             ProfileKeys::Role(ProfileRole { arn, session, external_id, with })
         };
-        assert_eq!(found("base").keys, ProfileKeys::Given(key.clone()));
-        let ProfileKeys::Role(taken) = found("role").keys else { panic!("no role") };
+        assert_eq!(keys("base"), ProfileKeys::Given(key.clone()));
+        let ProfileKeys::Role(taken) = keys("role") else { panic!("no role") };
         assert_eq!((taken.arn.as_str(), taken.external_id.as_deref()), ("arn:aws:iam::1:role/r", Some("e")));
         assert_eq!(taken.with, ProfileRoleWith::Profile(Box::new(ProfileKeys::Given(key))));
-        assert_eq!(found("here").keys, role(ProfileRoleWith::Machine));
-        let ProfileKeys::Role(token) = found("token").keys else { panic!("no role") };
+        assert_eq!(keys("here"), role(ProfileRoleWith::Machine));
+        let ProfileKeys::Role(token) = keys("token") else { panic!("no role") };
         assert_eq!(
             (token.with, token.session.as_deref()),
             (ProfileRoleWith::WebIdentity("/token".into()), Some("s"))
@@ -281,11 +287,21 @@ region = eu-west-2
         let (_dir, mut default) = profile(None);
         let read_default = read(&default).expect("default").expect("there");
         assert_eq!(
-            (read_default.keys, read_default.region.as_deref()),
+            (read_default.keys.expect("none"), read_default.region.as_deref()),
             (ProfileKeys::None, Some("eu-west-2"))
         );
         (default.config, default.credentials) = (Some("/none/config".into()), None);
-        assert_eq!(read(&default).expect("no files"), None);
+        assert!(read(&default).expect("no files").is_none());
+    }
+
+    #[test]
+    fn profile_whose_keys_are_unsupported_keeps_region_and_endpoint() {
+        let ProfileSettings { keys, region, endpoint } = found("sso");
+        keys.expect_err("only AWS's own tools have them");
+        assert_eq!(
+            (region.as_deref(), endpoint.as_deref()),
+            (Some("eu-north-1"), Some("https://minio.corp"))
+        );
     }
 
     #[test]
@@ -311,7 +327,7 @@ region = eu-west-2
             ),
         ] {
             let (_dir, profile) = profile(Some(name));
-            let error = read(&profile).expect_err(said);
+            let error = read(&profile).and_then(|found| found.expect("it was named").keys).expect_err(said);
             assert!(error.to_string().starts_with(said) && !error.to_string().contains("hush"), "{error}");
         }
     }

@@ -103,7 +103,7 @@ async fn default_chain(
         && let Some(profile) = blocking(move || aws_profile::read(&named)).await?
     {
         let region = s3.region.clone().or(profile.region).unwrap_or_else(|| DEFAULT_REGION.into());
-        match profile.keys {
+        match profile.keys? {
             ProfileKeys::None => {}
             ProfileKeys::Given(key) => return access_key(&key),
             ProfileKeys::Role(role) => return profile_role(role, &region, ambient, access, client).await,

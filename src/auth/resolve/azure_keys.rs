@@ -57,15 +57,17 @@ pub(super) async fn ambient(uri: &Uri, access: &Access, client: &HttpClient) -> 
     if given.anonymous {
         return Ok(FixedKey::provider(AuthKey::Anonymous, None));
     }
-    let secrets = given.account_key.is_some() || given.sas.is_some() || given.client_secret.is_some();
-    let is_named = given.tenant_id.is_some() && given.client_id.is_some();
-    if !secrets
-        && is_named
-        && let Some(file) = &given.federated_token_file
-    {
+    if given.is_complete() {
+        return provider(&given, uri, client);
+    }
+    // A secret that is of no use is a mistake, and not to be replaced by another identity in silence.
+    if given.client_secret.is_some() {
+        return Err(Error::new(Kind::Invalid, INVALID_CREDENTIALS));
+    }
+    if let (true, Some(file)) = (given.has_application(), &given.federated_token_file) {
         return federated(&given, SubjectToken::File(file.clone()), access, client);
     }
-    if !secrets && given.identity_endpoint.is_none() {
+    if given.identity_endpoint.is_none() {
         metadata::probe(client, METADATA_URL).await.map_err(|why| {
             let text = format!(
                 "no credentials found: no account key, SAS, client secret or federated token is given, and this \

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::error::{Error, Kind, Result};
 use crate::source::{
-    Access, AwsRole, AzureCredentials, Credentials, GoogleCredentials, RoleIdentity, Secret, Uri,
+    Access, AwsRole, AzureAccess, AzureCredentials, Credentials, GoogleCredentials, RoleIdentity, Secret, Uri,
 };
 
 /// Google's token service, as keys of service accounts name it.
@@ -71,14 +71,13 @@ fn is_given(uri: &Uri, access: &Access) -> bool {
                 .as_ref()
                 .and_then(|gcs| gcs.service_account.as_ref())
                 .is_some_and(has_google_token_uri),
-            Uri::Azure { .. } => access.azure.as_ref().is_some_and(|azure| {
-                azure.account_key.is_some() || azure.sas.is_some() || azure.client_secret.is_some()
-            }),
+            Uri::Azure { .. } => access.azure.as_ref().is_some_and(AzureAccess::is_complete),
         }
 }
 
+/// Whether `region` is a single part of a host's name. CoreWeave's are in capitals: `US-EAST-04A`.
 fn is_region(region: &str) -> bool {
-    region.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+    region.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
 /// Whether the key of a service account is exchanged for a token at Google.
@@ -107,6 +106,15 @@ mod tests {
             let error = check_of(source, &Credentials::Ambient, &Access::default()).expect_err(source);
             assert_eq!(error.kind(), Kind::Refused);
         }
+        let azure = |tenant_id: Option<&str>| {
+            let (tenant_id, client_id) = (tenant_id.map(str::to_owned), Some("c".into()));
+            let client_secret = Some(Secret::new("s"));
+            let azure = AzureAccess { tenant_id, client_id, client_secret, ..AzureAccess::default() };
+            let access = Access { azure: Some(azure), ..Access::default() };
+            check_of("azure://account/container", &Credentials::Ambient, &access)
+        };
+        azure(None).expect_err("the secret of an application that is not named");
+        azure(Some("t")).expect("an application");
         check_of("hf://o/m", &Credentials::Ambient, &Access::default()).expect("anonymous");
         let anonymous = S3Access { anonymous: true, ..S3Access::default() };
         let access = Access { s3: Some(anonymous), ..Access::default() };
@@ -139,6 +147,9 @@ mod tests {
             r#"{"aws_access_key_id": "a", "aws_secret_access_key": "b", "aws_region": "eu-west-1"}"#,
         );
         check_of("s3://bucket", &key, &Access::default()).expect("a key");
+        let key =
+            parsed("cw", r#"{"access_key_id": "a", "secret_access_key": "b", "region": "US-EAST-04A"}"#);
+        check_of("cw://bucket", &key, &Access::default()).expect("a region of CoreWeave");
         let token = |sts| role(RoleIdentity::GivenToken { token: Secret::new("t"), sts });
         check_of("s3://bucket", &token(None), &Access::default()).expect("a token of its own");
         let google = |sts, iam| {

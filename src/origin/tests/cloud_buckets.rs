@@ -161,6 +161,13 @@ async fn bucket_with_bad_credentials_is_refused_without_showing_them() {
     let key = GcsAccess { service_account: Some(Secret::new("{\"hush\": 1}")), ..GcsAccess::default() };
     let file = GcsAccess { application_credentials: Some("/missing".into()), ..GcsAccess::default() };
     let account = AzureAccess { account_key: Some(Secret::new("hush!")), ..AzureAccess::default() };
+    let application = AzureAccess {
+        client_id: Some("c".into()),
+        client_secret: Some(Secret::new("hush")),
+        // Whoever answers there is not asked.
+        identity_endpoint: Some("http://127.0.0.1:1/token".into()),
+        ..AzureAccess::default()
+    };
     let sas = AzureAccess { sas: Some(Secret::new("hush")), ..AzureAccess::default() };
     let nobody = Access { requester_pays: true, ..Access::default() };
     for (uri, access, said) in [
@@ -173,6 +180,7 @@ async fn bucket_with_bad_credentials_is_refused_without_showing_them() {
             "azure://a/c: the Azure credentials are invalid: an account key is base64",
         ),
         ("azure://a/c", azure(sas), "azure://a/c: the Azure credentials are invalid"),
+        ("azure://a/c", azure(application), "azure://a/c: the Azure credentials are invalid"),
         ("r2://a.b", Access::default(), "r2://a.b: no credentials found; give an access key ID"),
         ("cw://b", Access::default(), "cw://b: no credentials found; give an access key ID"),
     ] {

@@ -13,9 +13,11 @@ use tempfile::TempDir;
 
 use super::failed;
 use super::test_server::OriginServer;
+use crate::auth::KeyCache;
 use crate::error::{Kind, Result};
+use crate::http_client::HttpClient;
 use crate::origin::object_storage::BucketOrigin;
-use crate::source::{Access, AuthMethod, AwsAmbient, AzureAccess, GcsAccess, SecretStore, Uri};
+use crate::source::{Access, AuthMethod, AwsAmbient, AwsProfile, AzureAccess, GcsAccess, SecretStore, Uri};
 use crate::tier::conformance::pinned;
 use crate::tier::{Tier, Urgency};
 
@@ -205,6 +207,44 @@ async fn azure_federated_token_in_a_file_is_exchanged_for_one_of_entra_id() {
         named.path("token").display()
     );
     assert_eq!((error.kind(), error.to_string()), (Kind::Refused, said));
+}
+
+#[tokio::test]
+async fn base_key_of_a_role_that_was_replaced_in_its_file_is_read_again() {
+    let server = OriginServer::start().await;
+    server.rule(|request| {
+        let signed = request.headers().get("authorization").and_then(|value| value.to_str().ok());
+        if !signed.is_some_and(|value| value.contains("Credential=key2/")) {
+            let body = "<ErrorResponse><Error><Code>ExpiredToken</Code></Error></ErrorResponse>";
+            return Some((StatusCode::FORBIDDEN, body).into_response());
+        }
+        let key = "<AssumeRoleResponse><AssumeRoleResult><Credentials><AccessKeyId>role</AccessKeyId>\
+                   <SecretAccessKey>hush</SecretAccessKey><SessionToken>hush</SessionToken>\
+                   <Expiration>2096-01-02T03:04:05Z</Expiration></Credentials></AssumeRoleResult></AssumeRoleResponse>";
+        Some(key.into_response())
+    });
+    let directory = tempfile::tempdir().expect("a directory");
+    let write = |name: &str, text: String| {
+        std::fs::write(directory.path().join(name), text).expect("written");
+        Some(directory.path().join(name))
+    };
+    let base = |id| {
+        format!("[base]\naws_access_key_id = {id}\naws_secret_access_key = hush\naws_session_token = t\n")
+    };
+    let profile = AwsProfile {
+        name: None,
+        credentials: write("credentials", base("key1")),
+        config: write("config", "[default]\nrole_arn = arn:r\nsource_profile = base\n".into()),
+    };
+    let (sts, profile) = (Some(server.url.clone()), Some(profile));
+    let access =
+        Access { aws: Some(AwsAmbient { sts, profile, ..AwsAmbient::default() }), ..Access::default() };
+    let client = HttpClient::new(reqwest::redirect::Policy::none(), None).expect("a client");
+    let keys = KeyCache::lazy(&"s3://b".parse().expect("a URI"), &access, &client);
+    let error = keys.get().await.expect_err("an expired key");
+    assert!(error.to_string().contains("cannot assume the role arn:r"), "{error}");
+    write("credentials", base("key2"));
+    keys.get().await.expect("the key that is there now");
 }
 
 #[tokio::test]

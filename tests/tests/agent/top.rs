@@ -1,8 +1,14 @@
 //! `bdnfs top`, as a person at a terminal has it, and as a script.
 
+use std::os::unix::net::UnixListener;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
 use bdnfs_tests::machine::Machine;
+use bdnfs_tests::process::wait_for_exit;
 use bdnfs_tests::tools::{python, run};
 use bdnfs_tests::tree::write_file;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Runs a command on a terminal of its own of 80 by 24, makes that narrower, and ends the command as the first argument says:
@@ -59,6 +65,20 @@ fn top_in_terminal_follows_its_size_and_restores_it() {
         assert_eq!(ended.trim(), "0", "{how}");
     }
     agent.stop();
+}
+
+#[test]
+fn top_as_json_ends_on_sigterm_while_an_agent_hangs() {
+    let machine = Machine::new();
+    let agent = UnixListener::bind(machine.socket()).unwrap();
+    let mut top = machine.command(&["top", "--json", "--interval", "0.1"]);
+    let mut top = top.stdout(Stdio::null()).spawn().unwrap();
+    // Accepted and never answered: the second one is of the loop, which has caught the signal by then.
+    let _held = [agent.accept().unwrap(), agent.accept().unwrap()];
+    kill_process(Pid::from_child(&top), Signal::TERM).unwrap();
+    let sent = Instant::now();
+    assert!(wait_for_exit(&mut top, "bdnfs top").success());
+    assert!(sent.elapsed() < Duration::from_secs(5), "{:?}", sent.elapsed());
 }
 
 #[test]

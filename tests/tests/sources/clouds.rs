@@ -4,9 +4,11 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use bdnfs_tests::clouds::CloudServer;
+use bdnfs_tests::machine::Machine;
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::test_env::TestEnv;
-use bdnfs_tests::tree::assert_same;
+use bdnfs_tests::tree::{assert_same, write_file};
 
 #[test]
 fn s3_compatible_service_with_aws_keys_mounts() {
@@ -17,6 +19,21 @@ fn s3_compatible_service_with_aws_keys_mounts() {
         let point = env.machine.mount_with(uri, name, &options);
         assert_same(&bytes, &fs::read(point.join("weights.bin")).unwrap(), uri);
     }
+}
+
+#[test]
+fn google_source_of_a_single_object_mounts_and_one_without_objects_is_named() {
+    let machine = Machine::new();
+    let root = machine.directory("buckets");
+    let bytes = write_file(&root.join("bucket"), "weights.bin", 3_000_000);
+    let cloud = CloudServer::start(&root);
+    let options = ["--endpoint", &cloud.server.url(), "--anonymous"];
+    let point = machine.mount_with("gs://bucket/weights.bin", "mnt", &options);
+    assert_same(&bytes, &fs::read(point.join("weights.bin")).unwrap(), "a single object");
+    let ls = |source| machine.run(&[&["ls", source][..], &options].concat());
+    assert!(ls("gs://bucket/weights.bin").succeeds().contains(" weights.bin\n"));
+    let error = ls("gs://bucket/none").fails(&["gs://bucket/none"]);
+    assert!(!error.contains("not a listing"), "{error}");
 }
 
 #[test]

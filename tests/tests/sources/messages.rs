@@ -100,6 +100,20 @@ fn mirror_endpoint_without_a_bucket_is_named_in_the_error() {
 }
 
 #[test]
+fn mirror_of_a_configuration_is_not_asked_at_the_endpoint_of_sources_of_another_scheme() {
+    let env = TestEnv::new();
+    env.put("w", 10);
+    let (sources, mirrors) = (env.s3.server.url(), server(405, "no"));
+    let machine = env.second_machine().env("STORAGE_EMULATOR_HOST", mirrors.url());
+    let config = machine.directory("etc").join("weights.toml");
+    fs::write(&config, "[[weights]]\nsource = \"s3://bucket\"\nmount_location = \"/m\"\n").unwrap();
+    let config = config.to_str().unwrap();
+    let command = ["mirror", "add", "--config", config, "--endpoint", &sources, "--mirror", "gs://m"];
+    let error = machine.run(&command).fails(&["gs://m", &mirrors.url(), "405 Method Not Allowed"]);
+    assert!(!error.contains(&sources), "{error}");
+}
+
+#[test]
 fn read_while_mirror_and_origin_are_down_logs_connection_refused() {
     let mut env = TestEnv::new();
     env.put("weights", 8 << 20);

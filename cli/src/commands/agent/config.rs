@@ -214,7 +214,7 @@ impl MirrorSection {
         let access = AccessArgs::default().with_secrets(secrets).with_allow_http(self.allow_http);
         access.check(&[], Some(url.uri()), key_name).context("mirror")?;
         own.check(url.uri(), key_name).context("mirror")?;
-        let request = mirror::request(&url, tenant, &access.for_mirror(own, url.uri(), None));
+        let request = mirror::request(&url, tenant, &access.for_mirror(own, url.uri(), &[]));
         // A missing secret fails here: no other store could have it.
         let complete = |request: MirrorRequest| {
             let access = complete_access(url.uri(), request.access)?;

@@ -83,7 +83,7 @@ impl JobSpecArgs {
             }
         }
         secrets.dedup();
-        let uri = items.first().map(|item| item.source.uri().clone());
+        let mirror = self.mirror.request(&self.options.access, &sources)?;
         let workdir = self.workdir.clone().map_or_else(std::env::current_dir, Ok);
         let workdir =
             workdir.and_then(|path| path.canonicalize()).context("cannot use the working directory")?;
@@ -111,7 +111,7 @@ impl JobSpecArgs {
             umask: umask(),
             grace: self.grace.map_or_else(default_grace, |grace| grace.as_secs()),
             tenant: self.mirror.tenant().map(str::to_owned),
-            mirror: self.mirror.request(&self.options.access, uri.as_ref())?,
+            mirror,
             direct: self.no_mirror,
             attached: false,
             load: job.load,

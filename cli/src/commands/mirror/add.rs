@@ -80,10 +80,9 @@ struct MirrorResult<'a> {
 
 /// Copies each source.
 pub async fn run(args: MirrorAddArgs) -> Result<()> {
-    let request =
-        args.mirror.request_or_default(&args.options.access, args.sources.first().map(Source::uri))?;
     let entries = entries(&args)?;
     let sources: Vec<_> = entries.iter().map(|entry| &entry.uri).collect();
+    let request = args.mirror.request_or_default(&args.options.access, &sources)?;
     args.options.access.check(&sources, args.mirror.uri(), option_name)?;
     // To open it would create its directory.
     let at = request.url.expose().parse()?;
