@@ -227,11 +227,12 @@ impl Snapshot {
     /// The content of a blob, shared by all its users.
     pub(crate) fn content(&self, number: u32) -> Result<Arc<Content>> {
         let blob = self.manifest().blob(number)?;
-        let (size, name) = (blob.size, blob.to_string());
+        let size = blob.size;
         let content = self.contents.open(blob, &self.resources, self.ladder_of(number));
         match content.blob().size {
             shared if shared == size => Ok(content),
             other => {
+                let name = self.manifest().blob(number)?.to_string();
                 let text = format!("{name}: the server calls {other} and {size} bytes by the same version");
                 Err(Error::new(Kind::Changed, text))
             }

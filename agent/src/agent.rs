@@ -209,11 +209,12 @@ impl Agent {
 
     /// Ends its jobs and publications, leaves the cluster, and unmounts all mounts or hands them over.
     pub async fn shut_down(&self, how: Shutdown) {
-        if how == Shutdown::Stop {
-            // What is not restored yet is in nobody's list, and would stay.
-            let _ = timeout(RESTORE_TIMEOUT, self.lifecycle.ready()).await;
-        }
-        self.jobs.end_all(how).await;
+        // What is not restored yet is in nobody's list, and would stay.
+        let is_restored = match how {
+            Shutdown::Stop => timeout(RESTORE_TIMEOUT, self.lifecycle.ready()).await.is_ok(),
+            Shutdown::HandOver => self.lifecycle.is_ready(),
+        };
+        self.jobs.end_all(how, is_restored).await;
         self.publications.end_all(how == Shutdown::Stop).await;
         let mounts = async {
             match how {

@@ -116,8 +116,11 @@ impl Partition {
     /// [`Kind::Disk`](crate::error::Kind::Disk).
     pub(super) fn remove_damaged(&self, key: &Key, file: &File) -> Result<()> {
         self.removed_files.remove(key, file, || self.layout.remove(key, BlobFile::Whole))?;
-        // A power cut would bring it back, verified as it seems.
-        self.layout.sync_removal(key).map_err(|e| self.layout.fault("remove", key, e))
+        // A disk that fails here must not keep those from knowing who read it.
+        if let Err(error) = self.layout.sync_removal(key) {
+            tracing::warn!(%key, %error, "damage that was removed may come back after a power cut");
+        }
+        Ok(())
     }
 
     /// Remembers a damaged file that is removed, as long as it is open.

@@ -2,12 +2,17 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
 use super::directory::CacheDirectory;
 use crate::error::{Error, Kind, Result};
+
+/// How long another program may have the directory locked, as tools do that clean up, and how often it is looked at.
+const DIRECTORY_TIMEOUT: Duration = Duration::from_secs(2);
+const DIRECTORY_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The lock of a cache directory, as long as this lives.
 #[derive(Debug)]
@@ -33,11 +38,16 @@ impl RootLock {
             return Err(Error::new(Kind::Busy, format!("the cache {name} is in use by process {owner}")));
         }
         let directory = File::open(root.path()).map_err(fault)?;
+        let begin = Instant::now();
         // A file system that locks no directories has the file only.
-        if flock(&directory, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
-            let text =
-                format!("the cache {name} is in use by another process, whose file \"lock\" was removed");
-            return Err(Error::new(Kind::Busy, text));
+        while flock(&directory, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+            if begin.elapsed() > DIRECTORY_TIMEOUT {
+                let text = format!(
+                    "the cache {name} is locked by another process: an agent whose file \"lock\" was removed, or a program that locks directories"
+                );
+                return Err(Error::new(Kind::Busy, text));
+            }
+            std::thread::sleep(DIRECTORY_POLL_INTERVAL);
         }
         file.set_len(0).and_then(|()| file.seek(SeekFrom::Start(0))).map_err(fault)?;
         writeln!(file, "{}", std::process::id()).map_err(fault)?;

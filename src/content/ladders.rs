@@ -67,27 +67,33 @@ impl Ladders {
         true
     }
 
-    /// Runs `fetch`, which uses the [present](Self::present) ladder, and again with that of another mount as long as the credentials
-    /// are refused.
+    /// Runs `fetch`, which uses the [present](Self::present) ladder, and again with that of another mount as long as one is refused
+    /// or has nothing: its mirror may refuse, and its origin be another by now.
     ///
     /// # Errors
-    /// Those of `fetch`; [`Kind::Refused`] where the credentials of all are.
+    /// Those of the first `fetch`.
     pub async fn fetch<T, F>(&self, fetch: impl Fn() -> F) -> Result<T>
     where
         F: Future<Output = Result<T>>,
     {
-        let mut refused = Vec::new();
+        let (mut refused, mut first) = (Vec::new(), None);
         loop {
             let ladder = self.present();
             match fetch().await {
-                Err(error) if error.kind() == Kind::Refused => {
+                Err(error) if is_of_one_mount(error.kind()) => {
                     refused.push(ladder);
+                    let first = first.get_or_insert(error);
                     if !self.replace(&refused) {
-                        return Err(error);
+                        return Err(first.share());
                     }
                 }
                 fetched => return fetched,
             }
         }
     }
+}
+
+/// Whether an error says something of the tiers of one mount, and nothing of another's.
+fn is_of_one_mount(kind: Kind) -> bool {
+    matches!(kind, Kind::Refused | Kind::Changed | Kind::NotFound | Kind::Unsupported)
 }

@@ -13,7 +13,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -34,8 +34,10 @@ use crate::task::blocking;
 /// How many objects are looked into or deleted at once.
 const GC_REQUESTS_IN_FLIGHT: usize = 32;
 
-/// How many objects are deleted before the lease is renewed again: what a run that was stopped meanwhile may delete too much.
+/// How many objects are deleted before the lease may be renewed again, and how long after that it is: what a run that was stopped meanwhile
+/// may delete too much. Services allow about one write a second to an object.
 const GC_DELETIONS_PER_RENEWAL: usize = 128;
+const GC_RENEWAL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The objects that refs and leases reach.
 #[derive(Debug, Default)]
@@ -361,8 +363,12 @@ impl Collector<'_> {
             return Ok(());
         }
         let (mirror, keys) = (Arc::new(self.mirror.clone()), keys.into_iter().collect::<Vec<_>>());
+        let mut renewed: Option<Instant> = None;
         for some in keys.chunks(GC_DELETIONS_PER_RENEWAL) {
-            self.lease.renew_now().await?;
+            if renewed.is_none_or(|at| at.elapsed() > GC_RENEWAL_INTERVAL) {
+                self.lease.renew_now().await?;
+                renewed = Some(Instant::now());
+            }
             let deleted = stream::iter(some.iter().cloned()).map(|key| {
                 let mirror = mirror.clone();
                 async move { mirror.delete(&key).await }

@@ -243,8 +243,13 @@ impl Mirror {
             Err(e) if e.kind() == Kind::NotFound => false,
             Err(e) => return Err(e),
         };
-        if let Some(listed) = &listed {
-            self.delete_unchanged(&key, listed).await?;
+        let is_deleted = match &listed {
+            Some(listed) => self.delete_unchanged(&key, listed).await?,
+            None => false,
+        };
+        // The ref that was removed may have been that of a newer entry.
+        if !is_deleted && self.find(&checkpoint_key(id)).await?.is_none() {
+            self.delete(&key).await?;
         }
         Ok(removed || listed.is_some())
     }

@@ -96,8 +96,14 @@ pub async fn save(run: &JobRun) {
         tokio::select! {
             biased;
             () = run.job.stop_requested(StopRequest::Now) => {
-                run.job.note(format!("{home} is saved in the background, since the job is killed"));
-                home_use::save_in_background(run, home);
+                // Of an agent that ends with its job, nobody would be left to save it.
+                if run.services.lifecycle.is_persistent() {
+                    run.job.note(format!("{home} is saved in the background, since the job is killed, unless the agent ends before"));
+                    home_use::save_in_background(run, home);
+                } else {
+                    home_use::leave_unsaved(run, home).await;
+                    run.job.note(format!("{home} is not saved, since the job is killed"));
+                }
             }
             () = home_use::save(run, home) => {}
             never = home_use::report_regularly(run, &homes) => match never {},

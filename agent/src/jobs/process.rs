@@ -85,7 +85,8 @@ impl IdleSupervisor {
             }
             Ok(SupervisorReply::Failed(why)) => Err(failed(why)),
             Err(why) => {
-                let _ = child.kill().await;
+                // One that a hung file system holds ends later, and runs no command.
+                let _ = tokio::time::timeout(supervisor::KILL_TIMEOUT, child.kill()).await;
                 let directory = order.directory.clone();
                 // It may have started the commands, and not come to say so.
                 let killed = blocking(move || {

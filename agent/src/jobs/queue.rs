@@ -279,13 +279,14 @@ impl JobQueue {
     }
 
     /// Stops all jobs that can't go on without this agent, and waits for their end. A persistent agent that hands its mounts
-    /// over leaves the jobs that read them to the next one, too.
-    pub async fn end_all(&self, how: Shutdown) {
+    /// over leaves the jobs that read them to the next one, too, and so does one whose jobs of the last run are not restored: nobody
+    /// ends those.
+    pub async fn end_all(&self, how: Shutdown, is_restored: bool) {
         if self.services.lifecycle.is_persistent() && how == Shutdown::HandOver {
             return;
         }
         self.table.lock().ending = true;
-        let jobs = self.all();
+        let jobs = if is_restored { self.all() } else { Vec::new() };
         for job in &jobs {
             job.stop(false);
         }

@@ -51,7 +51,7 @@ const ENDED_FILE: &str = "ended.json";
 pub const ROOT_DIRECTORY: &str = "root";
 
 /// How long killed processes may take to vanish: one that waits for a broken disk may never.
-const KILL_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often killed processes are looked for.
 const KILL_POLL_INTERVAL: Duration = Duration::from_millis(20);
 

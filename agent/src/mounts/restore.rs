@@ -282,13 +282,17 @@ async fn resume_or_attach(
     eviction_pause: Arc<EvictionPause>,
 ) -> ApiResult<Attachment> {
     // It leases a pack, which no record knows.
-    let native = manager.mounter.resume_native(snapshot, request).await;
-    if !matches!(native, Ok(None)) {
-        // A native mount has no descriptors there, and those of one that is not restored would keep its readers waiting.
-        manager.handover.remove(id).await;
-    }
-    if let Some(native) = native? {
-        return Ok(native);
+    match manager.mounter.resume_native(snapshot, request).await {
+        Ok(None) => {}
+        // A native mount has no descriptors, and one that has is served whatever else can't be told.
+        Err(error) if descriptors.is_some() => {
+            tracing::warn!(%error, "cannot tell whether a mount is native")
+        }
+        Ok(Some(native)) => {
+            manager.handover.remove(id).await;
+            return Ok(native);
+        }
+        Err(error) => return Err(error),
     }
     drop(eviction_pause);
     if let Some(descriptors) = descriptors {

@@ -17,7 +17,7 @@ use std::time::Duration;
 use bdnfs::checkpoint::encoded_name::{decode, encode};
 use bdnfs::error::Result;
 use bdnfs::mirror::catalog::HOME_SCHEME;
-use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_NOW};
+use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_NOW, flock};
 
 use super::{TRASH_DIRECTORY, shared_root, subdirectories, trash};
 pub use crate::api::cache_scope::CacheScope;
@@ -208,7 +208,7 @@ impl CacheHome {
         let failed = || format!("cannot lock {}", self.path.display());
         self.create_tree().with_context(failed)?;
         let (path, file) = (self.path.join(name), self.open_lock_file(name).with_context(failed)?);
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             // Removed with the home meanwhile: the next one is another file.
             Ok(()) => Ok(is_at(&file, &path).with_context(failed)?.then_some(file)),
             Err(error) if error == rustix::io::Errno::WOULDBLOCK => Ok(None),
@@ -228,23 +228,31 @@ impl CacheHome {
         }
     }
 
+    /// Whether there is a home without the directory that jobs see.
+    fn is_lost(&self) -> bool {
+        let tree = fs::symlink_metadata(self.tree());
+        self.path.is_dir() && tree.is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    }
+
     /// Makes the directory that jobs see, for its owner alone.
     pub(super) fn create_tree(&self) -> io::Result<()> {
         if self.is_shared {
             shared_root::check(&self.volumes)?;
         }
-        if !self.exists() {
-            // What it was equal to is lost with it: compared with that, all of it would count as removed.
-            match fs::remove_file(self.path.join(SYNC_STATE_FILE)) {
-                Err(error)
-                    if error.kind() != ErrorKind::NotFound && error.kind() != ErrorKind::NotADirectory =>
-                {
-                    return Err(error);
+        let make = || DirBuilder::new().recursive(true).mode(0o700).create(self.tree());
+        if self.is_lost() {
+            let lock = self.open_lock_file(SYNC_FILE)?;
+            // Whoever has the lock takes it away by intent, and notes what it is then.
+            let is_free = flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok();
+            if is_free && self.is_lost() {
+                // What it was equal to is lost with it: compared with that, all of it would count as removed.
+                match fs::remove_file(self.path.join(SYNC_STATE_FILE)) {
+                    Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                    _ => make()?,
                 }
-                _ => {}
             }
         }
-        DirBuilder::new().recursive(true).mode(0o700).create(self.tree())?;
+        make()?;
         if self.is_shared {
             self.open_lock_file(USERS_FILE)?;
         }

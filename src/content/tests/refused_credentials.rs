@@ -6,6 +6,17 @@ use super::*;
 async fn content_whose_first_mount_is_refused_is_read_with_the_credentials_of_another() {
     let fixture = ContentFixture::new();
     let refused = ScriptedTier::new(&fixture.bytes, &[Fault::Fail(Kind::Refused)], true);
+    let changed = ScriptedTier::new(&fixture.bytes, &[Fault::Fail(Kind::Changed)], true);
+    let mirrored = fixture.content(fixture.blob(true), None, &[&refused, &changed]);
+    let healthy = ScriptedTier::new(&fixture.bytes, &[], false);
+    let tiers: Vec<Arc<dyn Tier>> = vec![healthy.clone()];
+    let right = Arc::new(Ladder::new(tiers, Arc::default(), Arc::default()));
+    mirrored.add_ladder(&right);
+    fixture.expect(&mirrored, 0..10).await;
+    drop(mirrored);
+
+    let fixture = ContentFixture::new();
+    let refused = ScriptedTier::new(&fixture.bytes, &[Fault::Fail(Kind::Refused)], true);
     let content = fixture.content(fixture.blob(false), None, &[&refused]);
     let read = async || content.read(0..10, Some(0)).await.map(|pieces| pieces.concat());
     assert_eq!(read().await.expect_err("revoked").kind(), Kind::Refused);

@@ -90,12 +90,13 @@ impl RemovalListener for RemovalCounter {
 async fn content_refuted_after_it_was_read_is_fetched_again() {
     let fixture = ContentFixture::new();
     let blob = Blob { sha256: sha256(&fixture.bytes), ..fixture.blob(false) };
-    let tier = ScriptedTier::new(&fixture.bytes, &[Fault::Lie], false);
+    let tier = ScriptedTier::new(&fixture.bytes, &[Fault::Lie], true);
     let content = fixture.content(blob, None, &[&tier]);
     let removals = Arc::new(RemovalCounter::default());
     let listener: std::sync::Weak<RemovalCounter> = Arc::downgrade(&removals);
     content.resources.cache.removal_listeners().add(listener);
-    // Waited for from the beginning: the rest comes after what is read, and once it is refuted it may be fetched again.
+    // Waited for from the beginning: the rest comes after what is read. On a busy machine it may be fetched again, and refuted again,
+    // before who waits looks.
     let (refuted, wrong) = tokio::join!(content.became_whole(), async {
         // It does not fit into one flight, so its first bytes leave before it can be proved.
         let wrong = content.read(0..10, Some(0)).await.expect("bytes").concat();
@@ -104,8 +105,9 @@ async fn content_refuted_after_it_was_read_is_fetched_again() {
     });
     assert!(wrong != fixture.bytes[..10]);
     assert_eq!(refuted.expect_err("not it").kind(), Kind::Corrupt);
-    assert_eq!((content.local_bytes(), removals.0.load(Relaxed)), (0, 1));
+    assert!(content.local_bytes() == 0 && removals.0.load(Relaxed) >= 1);
     assert!(content.try_read(0..10).is_none());
+    tier.faults.lock().clear();
     content.await_retry().await;
     fixture.expect(&content, 0..SIZE).await;
     content.became_whole().await.expect("the origin has healed");

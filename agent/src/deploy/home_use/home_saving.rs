@@ -35,10 +35,15 @@ pub async fn save<U: HomeUser>(user: &U, home: &CacheHome) {
     }
 }
 
-/// Saves a home as [`save`] does, for a user that does not wait for it.
+/// Saves a home as [`save`] does, for a user that does not wait for it. Other nodes are told meanwhile that it is in use.
 pub fn save_in_background<U: HomeUser>(user: &U, home: &CacheHome) {
     let (user, home) = (user.clone(), home.clone());
-    tokio::spawn(async move { save(&user, &home).await });
+    tokio::spawn(async move {
+        tokio::select! {
+            () = save(&user, &home) => {}
+            never = report_regularly(&user, slice::from_ref(&home)) => match never {},
+        }
+    });
 }
 
 /// Tries again to save a home until it is saved, or another uses it, who saves it then.

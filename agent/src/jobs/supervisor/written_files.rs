@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags};
 use rustix::process::Signal;
 
 use crate::api::job::FileId;
@@ -25,21 +26,27 @@ pub fn opened(pid: i32, device: u64) -> BTreeSet<FileId> {
 /// The files on `device` that the process `pid` has mapped for writing.
 pub fn mapped(pid: i32, device: u64) -> BTreeSet<FileId> {
     let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
-    let paths = maps.split(|byte| *byte == b'\n').filter_map(writable_mapping);
-    paths.filter_map(|path| file_on(device, path)).collect()
+    let ranges = maps.split(|byte| *byte == b'\n').filter_map(writable_mapping);
+    let links =
+        ranges.map(|range| Path::new(&format!("/proc/{pid}/map_files")).join(OsStr::from_bytes(range)));
+    links.filter_map(|link| file_on(device, &link)).collect()
 }
 
-/// The path in a line of `/proc/<pid>/maps`, of a mapping through which a file is written.
-fn writable_mapping(line: &[u8]) -> Option<&Path> {
-    let permissions = line.split(|byte| *byte == b' ').nth(1)?;
-    // No field before the path has a slash.
-    let path = &line[line.iter().position(|byte| *byte == b'/')?..];
-    matches!(permissions, [_, b'w', _, b's']).then(|| Path::new(OsStr::from_bytes(path)))
+/// The range in a line of `/proc/<pid>/maps`, of a mapping through which a file is written.
+fn writable_mapping(line: &[u8]) -> Option<&[u8]> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let (range, permissions) = (fields.next()?, fields.next()?);
+    matches!(permissions, [_, b'w', _, b's']).then_some(range)
 }
 
-fn file_on(device: u64, path: &Path) -> Option<FileId> {
-    let file = fs::metadata(path).ok()?;
-    (file.is_file() && file.dev() == device).then(|| (file.dev(), file.ino()))
+/// The file that a link of /proc leads to, if it lies on `device`. It asks no other file system: one that does not answer would hold
+/// the process that asks, also when that is killed.
+fn file_on(device: u64, link: &Path) -> Option<FileId> {
+    let (flags, wanted) = (AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE | StatxFlags::INO);
+    let file = rustix::fs::statx(CWD, link, flags, wanted).ok()?;
+    let is_file = FileType::from_raw_mode(file.stx_mode.into()) == FileType::RegularFile;
+    let on = rustix::fs::makedev(file.stx_dev_major, file.stx_dev_minor);
+    (is_file && on == device).then_some((on, file.stx_ino))
 }
 
 /// Whether `signal` ends the process `pid` at once: it neither handles it nor ignores it.
