@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bdnfs_tests::MIB;
 use bdnfs_tests::agent::AgentProcess;
+use bdnfs_tests::freezer::FrozenProcess;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::{drop_caches, is_local, is_mounted};
 use bdnfs_tests::process::{eventually, wait_for_exit};
@@ -211,11 +212,13 @@ fn fdstore_frozen_delays_no_reader() {
     let (env, agent, file, bytes) = one_file("");
     assert_same(&bytes, &fs::read(&file).unwrap(), "file");
     let stuck = fdstore_pid(&env.machine);
-    kill_process(stuck, Signal::STOP).unwrap();
+    // One that is only stopped is continued.
+    let frozen = FrozenProcess::new(stuck);
     agent.crash();
     let agent = env.machine.agent("");
     assert_same(&bytes, &fs::read(&file).unwrap(), "mounted anew");
     assert_ne!(fdstore_pid(&env.machine), stuck);
+    drop(frozen);
     agent.stop();
 }
 
