@@ -19,11 +19,11 @@ use crate::blob::{Blob, Key};
 use crate::block::{self, Arrival, BLOCK, FRAGMENT};
 use crate::cache::presence::BlockState;
 use crate::error::{Kind, Result};
-use crate::fetch::{FetchScope, Wanted};
+use crate::fetch::Wanted;
 use crate::origin;
 use crate::tier::Urgency;
 
-use super::{Content, READ_DEADLINE};
+use super::Content;
 
 /// The most memory that fragments occupy, in bytes: 512 of them, for the bytes beside a page that are read soon after it.
 const MAX_FRAGMENT_BYTES: u64 = 32 << 20;
@@ -214,11 +214,7 @@ impl Content {
             *fetched.lock() = Bytes::copy_from_slice(&arrival.bytes);
             Ok(arrival.index)
         };
-        let fetch = || async {
-            let (wanted, scope) = (Wanted::fragment(fragment), FetchScope::Direct);
-            self.ladder().fetch(&self.blob, wanted, (scope, &|| Urgency::Read), READ_DEADLINE, &accept).await
-        };
-        self.ladders.fetch(fetch).await?;
+        self.fetch_for_reader(Wanted::fragment(fragment), accept).await?;
         Ok(fetched.into_inner())
     }
 }

@@ -13,7 +13,7 @@ use crate::cache::partial::PartialBlob;
 use crate::cache::presence::BlockState;
 use crate::error::{Error, Kind, Result};
 use crate::extent::MAX_EXTENT_BLOCKS;
-use crate::fetch::{FetchOutcome, FetchScope};
+use crate::fetch::{FetchOutcome, FetchScope, Wanted};
 use crate::flight::{Delivery, Flight};
 use crate::task::lost;
 use crate::tier::Urgency;
@@ -78,14 +78,23 @@ impl Content {
             *fetched.lock() = verified.bytes().clone();
             Ok(index)
         };
-        let fetch = || async {
-            let (wanted, scope) = (vec![index], FetchScope::Direct);
-            self.ladder().fetch(&self.blob, wanted, (scope, &|| Urgency::Read), READ_DEADLINE, &accept).await
-        };
-        self.ladders.fetch(fetch).await?;
+        self.fetch_for_reader(vec![index].into(), accept).await?;
         let bytes = fetched.into_inner();
         self.resources.recent_blocks.put_only_copy(self.blob.key, index, bytes.clone());
         Ok(bytes)
+    }
+
+    /// Fetches what one reader wants, directly and outside of all flights: `accept` keeps it.
+    pub(super) async fn fetch_for_reader<F, A>(&self, wanted: Wanted, accept: F) -> Result<()>
+    where
+        F: Fn(Arrival) -> A + Send + Sync,
+        A: Future<Output = Result<u64>> + Send,
+    {
+        let fetch = || async {
+            let scope = (FetchScope::Direct, &(|| Urgency::Read) as &(dyn Fn() -> Urgency + Sync));
+            self.ladder().fetch(&self.blob, wanted.clone(), scope, READ_DEADLINE, &accept).await
+        };
+        self.ladders.fetch(fetch).await.map(drop)
     }
 
     /// Accepts a block on a blocking thread, under a hash permit.

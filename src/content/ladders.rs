@@ -1,7 +1,7 @@
 //! The ladders of a content: one for each mount that has it, of which one is in use.
 //!
-//! Mounts of one source may have credentials of their own, and the content is that of all. Whose credentials are refused does not
-//! matter as long as those of another mount are not.
+//! Mounts of one source may have credentials and a mirror of their own, and the content is that of all. What is refused to one of
+//! them, or gone, does not matter as long as another has it.
 
 use std::mem;
 use std::sync::{Arc, Weak};
