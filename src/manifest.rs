@@ -100,8 +100,8 @@ pub use hub_cache::HubCache;
 pub use listing::{ListedFile, Listing};
 pub use mirrored_listing::{MirroredBlob, MirroredListing};
 pub use notes::ListingNotes;
-pub use pack::PackedFile;
 pub(crate) use pack::content_version;
+pub use pack::{FileVersions, PackedFile};
 
 pub(crate) use name::{MAX_NAME_BYTES, MAX_PATH_BYTES};
 

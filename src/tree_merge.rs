@@ -1,7 +1,8 @@
 //! Three-way merge of directory trees: which changes of two trees with a common base are combined.
 //!
-//! Paths, kinds, sizes and times are compared, and of two snapshots what each was published as; no content is read. What was changed in one of the trees wins over what was not; of
-//! what was changed in both, what was changed later; and what was changed over what was deleted.
+//! Paths, kinds, sizes and times are compared, and of two snapshots what each was published as; no content is read. What was changed
+//! in one of the trees wins over what was not; of what was changed in both, what was changed later; and what was changed over what
+//! was deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +11,7 @@ use bytes::Bytes;
 use crate::blob::Key;
 use crate::digest::Digest;
 use crate::error::Result;
-use crate::manifest::{Manifest, Node, Slice};
+use crate::manifest::{FileVersions, Manifest, Node, Slice};
 
 /// A directory tree: what lies at each path below it. The directories above a path are in it, too.
 pub type MergeTree = BTreeMap<Vec<u8>, MergeEntry>;
@@ -63,7 +64,7 @@ impl SavedContent {
     }
 }
 
-/// 64 bits of a hash: two of a million differ in them.
+/// The first 64 bits of a hash, which of a million files no two share by accident.
 fn short_hash(bytes: &[u8]) -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = Digest::of(bytes).0;
     u64::from_le_bytes([a, b, c, d, e, f, g, h])
@@ -138,12 +139,11 @@ pub fn is_hidden_change(base: Option<&MergeEntry>, now: &MergeEntry) -> bool {
     now.is_touched() && base.is_some_and(|base| base.is_same(now))
 }
 
-/// The tree of a snapshot.
+/// The tree of a snapshot, whose files were published as `versions`.
 ///
 /// # Errors
 /// [`Kind::Corrupt`](crate::error::Kind::Corrupt) where the manifest is damaged.
-pub fn tree_of(manifest: &Manifest) -> Result<MergeTree> {
-    let versions = manifest.file_versions()?;
+pub fn tree_of(manifest: &Manifest, versions: &FileVersions) -> Result<MergeTree> {
     let mut tree = MergeTree::new();
     for index in 1..manifest.entries() {
         let entry = manifest.entry(index)?;
@@ -168,8 +168,8 @@ pub fn merge(base: &MergeTree, ours: &MergeTree, theirs: &MergeTree) -> MergePla
     let paths: BTreeSet<_> = base.keys().chain(ours.keys()).chain(theirs.keys()).collect();
     for path in paths {
         let (base, ours, theirs) = (base.get(path), ours.get(path), theirs.get(path));
-        // What was published anew looks as before. It may have been touched and packed with others only, so a change of ours that can be
-        // seen wins over it.
+        // What was published anew looks as before. It may have been touched and packed with others only, so a change of ours that can
+        // be seen wins over it.
         let is_unseen =
             base.zip(theirs).is_some_and(|(base, now)| base.looks_like(now) && base.has_other_content(now));
         if is_unseen && !base.zip(ours).is_some_and(|(base, ours)| base.looks_like(ours)) {

@@ -11,6 +11,9 @@ use super::{Node, binary, corrupt};
 use crate::blob::Key;
 use crate::error::Result;
 
+/// The versions that the files of a snapshot were published as, by their paths.
+pub type FileVersions = HashMap<Bytes, Bytes>;
+
 /// A file in a pack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedFile {
@@ -39,8 +42,8 @@ impl Manifest {
     ///
     /// # Errors
     /// [`Kind::Corrupt`](crate::error::Kind::Corrupt).
-    pub fn file_versions(&self) -> Result<HashMap<Bytes, Bytes>> {
-        let mut versions = HashMap::new();
+    pub fn file_versions(&self) -> Result<FileVersions> {
+        let mut versions = FileVersions::new();
         for number in 0..self.blobs() {
             if self.is_pack(number)? {
                 versions.extend(self.parts(number)?.into_iter().map(|part| (part.path, part.version)));
@@ -55,7 +58,7 @@ impl Manifest {
                 && !self.is_pack(slice.blob)?
                 && let Entry::Vacant(place) = versions.entry(self.path(index)?.into())
             {
-                place.insert(content_version(&self.blob(slice.blob)?.key));
+                place.insert(content_version(&self.key(slice.blob)?));
             }
         }
         Ok(versions)

@@ -20,7 +20,7 @@ use super::walk::{FileTime, Scan, ScannedFile, VolumeDirectory};
 use super::writer_probe::{Writers, probe_writers};
 use crate::checkpoint::LOOSE;
 use crate::error::{Error, Kind, Result};
-use crate::manifest::Manifest;
+use crate::manifest::FileVersions;
 use crate::tree_merge::{MergeEntry, MergePlan, MergeTree, directories_above, is_changed};
 
 /// The mode of a directory that a merge makes: that of one which a command copies.
@@ -58,12 +58,8 @@ pub struct QuietTree {
     pub busy_since: Option<i64>,
 }
 
-/// The files of the snapshot `manifest`, and its tree.
-///
-/// # Errors
-/// [`Kind::Corrupt`](crate::error::Kind::Corrupt) where it is damaged.
-pub fn former_files(manifest: &Manifest, tree: &MergeTree) -> Result<FormerFiles> {
-    let versions = manifest.file_versions()?;
+/// The files of the snapshot with this `tree`, which were published as `versions`.
+pub fn former_files(tree: &MergeTree, versions: &FileVersions) -> FormerFiles {
     let former = tree.iter().filter_map(|(path, entry)| match entry {
         MergeEntry::File { size, mtime, executable, .. } => {
             let version = match size {
@@ -74,7 +70,7 @@ pub fn former_files(manifest: &Manifest, tree: &MergeTree) -> Result<FormerFiles
         }
         _ => None,
     });
-    Ok(former.collect())
+    former.collect()
 }
 
 impl Scan {

@@ -27,7 +27,7 @@ use std::time::UNIX_EPOCH;
 use bdnfs::digest::Digest;
 use bdnfs::download::{DownloadProgress, download_some};
 use bdnfs::error::{Error, Kind, Result};
-use bdnfs::manifest::Manifest;
+use bdnfs::manifest::{FileVersions, Manifest};
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::{Ref, source_key};
 use bdnfs::mirroring::{
@@ -36,9 +36,7 @@ use bdnfs::mirroring::{
 use bdnfs::source::Patterns;
 use bdnfs::task::blocking;
 use bdnfs::tree_merge::{MergePlan, MergeTree, is_changed, is_hidden_change, merge, tree_of};
-use bdnfs::volume::{
-    FormerFiles, SealedOrigin, SkipReason, VolumeDirectory, former_files, ignore_lease_signal,
-};
+use bdnfs::volume::{SealedOrigin, SkipReason, VolumeDirectory, former_files, ignore_lease_signal};
 
 use super::cache_home::CacheHome;
 use super::trash;
@@ -186,8 +184,9 @@ impl CacheSync {
         let since = base.as_ref().map_or(0, |_| state.since);
         let read = move |home: &CacheHome| {
             home.begin_pull()?;
-            let base = base.as_ref().map_or(Ok(MergeTree::new()), tree_of)?;
-            let (scan, theirs) = (VolumeDirectory::open(&home.tree())?.walk()?, tree_of(&theirs)?);
+            let tree = |manifest: &Manifest| tree_of(manifest, &manifest.file_versions()?);
+            let base = base.as_ref().map_or(Ok(MergeTree::new()), tree)?;
+            let (scan, theirs) = (VolumeDirectory::open(&home.tree())?.walk()?, tree(&theirs)?);
             let is_new = state.manifest.is_none() && scan.is_empty() && !home.is_shared();
             if is_new && purpose == PullPurpose::Use {
                 home.begin_undurable()?;
@@ -358,9 +357,10 @@ impl CacheHome {
         let (state, since) = (self.sync_state()?, self.time()?);
         let directory = Arc::new(VolumeDirectory::open(&self.tree())?);
         let scan = directory.walk()?;
-        let base = former.map_or(Ok(MergeTree::new()), tree_of)?;
+        let versions = former.map_or(Ok(FileVersions::new()), Manifest::file_versions)?;
+        let base = former.map_or(Ok(MergeTree::new()), |former| tree_of(former, &versions))?;
         let mut tree = scan.tree(if former.is_some() { state.since } else { 0 });
-        let files = former.map_or(Ok(FormerFiles::new()), |former| former_files(former, &base))?;
+        let files = former_files(&base, &versions);
         let unreadable = scan.keep_skipped(&mut tree, &base, &files)?;
         let skipped = scan.skipped.len() - unreadable.len();
         let unchanged = ChangedHome { skipped, unreadable, ..ChangedHome::default() };
