@@ -127,18 +127,17 @@ impl Mounter {
         named: Option<MirrorRequest>,
         tenant: Option<&str>,
     ) -> Result<Option<MirrorRequest>> {
-        let mut mirror = match named {
-            Some(mut named) => {
-                check_tenant(&named, tenant.unwrap_or(self.engine.tenant()))?;
+        let tenant = tenant.unwrap_or(self.engine.tenant());
+        let mut mirror = match (named, &self.defaults.mirror) {
+            (Some(mut named), _) => {
+                check_tenant(&named, tenant)?;
                 named.access.secrets.extend_from_slice(&self.defaults.secrets);
                 named
             }
-            None => {
-                let Some(own) = self.defaults.mirror.clone() else { return Ok(None) };
-                own
-            }
+            (None, Some(own)) => own.clone(),
+            (None, None) => return Ok(None),
         };
-        tenant.unwrap_or(self.engine.tenant()).clone_into(&mut mirror.tenant);
+        tenant.clone_into(&mut mirror.tenant);
         let uri: Uri = mirror.url.expose().parse()?;
         mirror.access = load::complete_access(&uri, mirror.access)?;
         Ok(Some(mirror))

@@ -283,16 +283,14 @@ async fn resume_or_attach(
 ) -> ApiResult<Attachment> {
     // It leases a pack, which no record knows.
     match manager.mounter.resume_native(snapshot, request).await {
-        Ok(None) => {}
-        // A native mount has no descriptors, and one that has is served whatever else can't be told.
-        Err(error) if descriptors.is_some() => {
-            tracing::warn!(%error, "cannot tell whether a mount is native")
-        }
         Ok(Some(native)) => {
             manager.handover.remove(id).await;
             return Ok(native);
         }
-        Err(error) => return Err(error),
+        Ok(None) => {}
+        Err(error) if descriptors.is_none() => return Err(error),
+        // A native mount has no descriptors, and one that has is served whatever else can't be told.
+        Err(error) => tracing::warn!(%error, "cannot tell whether a mount is native"),
     }
     drop(eviction_pause);
     if let Some(descriptors) = descriptors {
