@@ -29,7 +29,6 @@ pub mod inventory;
 pub mod io;
 pub mod layout;
 pub mod leases;
-
 pub mod node;
 pub(crate) mod open_manifests;
 mod part_table;
@@ -211,7 +210,8 @@ impl Cache {
             if part.size() == size {
                 return Ok(part);
             }
-            let text = format!("blob {key} is in use with {} bytes, and not with {size}", part.size());
+            let text =
+                format!("blob {key}: the server calls {} and {size} bytes by the same version", part.size());
             return Err(Error::new(Kind::Changed, text));
         }
         let (layout, space, writer) =

@@ -52,10 +52,9 @@ impl PartialBlob {
         now: SystemTime,
     ) -> Result<Self> {
         if size > MAX_CACHED_BLOB_BYTES {
-            return Err(Error::new(
-                Kind::NoSpace,
-                format!("a blob of {size} bytes is larger than a cache can hold"),
-            ));
+            let text =
+                format!("blob {key} of {size} bytes is larger than a cache can hold, and is read without it");
+            return Err(Error::new(Kind::NoSpace, text));
         }
         let blocks = block::count(size);
         let file = layout.create_blob(&key, BlobFile::Part)?;

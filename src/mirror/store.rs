@@ -82,8 +82,8 @@ impl Mirror {
         put.map(drop).map_err(|e| self.failure("write", key, &e))
     }
 
-    /// Writes the object at `key` unless there is one; false when there is one with other content. In an exclusive mirror the writer's lease keeps others
-    /// from doing the same: `lease`, where it is given, must still be held once nothing was found there.
+    /// Writes the object at `key` unless there is one; false when there is one with other content. In an exclusive mirror the writer's
+    /// lease keeps others from doing the same: `lease`, where it is given, must still be held once nothing was found there.
     pub(super) async fn create(
         &self,
         key: &Path,
