@@ -282,10 +282,11 @@ impl ContainerVolumes {
     /// Ends a volume: when this returns, the bind is gone, and what was written is being saved. It is no error where there is none.
     ///
     /// # Errors
-    /// [`Kind::Disk`] where it can't be unmounted, [`Kind::Busy`] while the directory of an earlier run can't be had.
+    /// [`Kind::Disk`] where it can't be unmounted, or its record can't be read; [`Kind::Busy`] while the directory of an earlier
+    /// run can't be had.
     pub async fn unpublish(self: &Arc<Self>, key: &str) -> ApiResult<()> {
         self.lifecycle.ready().await;
-        let Some(volume) = self.table.lock().get(key).cloned() else { return Ok(()) };
+        let Some(volume) = self.find_or_restore(key).await? else { return Ok(()) };
         volume.cancel();
         let Ok(published) = timeout(UNPUBLISH_TIMEOUT, volume.await_publication()).await else {
             let kind = volume.request.kind;

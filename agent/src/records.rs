@@ -131,7 +131,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
         match read(&self.directory, &file_name(name)) {
             Ok(record) => Ok(Some(record)),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(self.fault(e)),
+            Err(e) => Err(Error::disk(format!("cannot read the record {}", self.path(name).display()), e)),
         }
     }
 

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use bdnfs::error::Kind;
+use bdnfs::error::{Kind, Result};
 use bdnfs::task::blocking;
 use tokio::time::sleep;
 
 use super::ContainerVolumes;
 use super::container_volume::{ContainerVolume, ContainerVolumeRecord, WritableDirectory};
+use crate::api::publication::is_publication_key;
 use crate::publications::bind::BindTarget;
 use crate::publications::reconcile::RECONCILE_INTERVAL;
 use crate::volumes::SPACE_CHECK_INTERVAL;
@@ -26,18 +27,49 @@ impl ContainerVolumes {
             Ok(found) => {
                 for (volume, is_lost) in found {
                     self.table.lock().insert(volume.key.clone(), Arc::clone(&volume));
-                    let is_shared =
-                        matches!(&volume.directory, WritableDirectory::Cache(home) if home.is_shared());
-                    if is_shared || !self.resume(&volume, is_lost).await {
-                        let volumes = Arc::clone(self);
-                        tokio::spawn(async move {
-                            while !volumes.resume(&volume, is_lost).await {
-                                sleep(RECONCILE_INTERVAL).await;
-                            }
-                        });
-                    }
+                    self.resume_or_retry(volume, is_lost).await;
                 }
             }
+        }
+    }
+
+    /// The volume `key`, also one of an earlier run whose record could not be read when the agent was started. `None` where there is
+    /// none.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`] where its record still can't be read: what is bound where is not known, and must not be taken for gone.
+    pub(super) async fn find_or_restore(self: &Arc<Self>, key: &str) -> Result<Option<Arc<ContainerVolume>>> {
+        let known = self.table.lock().get(key).cloned();
+        if known.is_some() {
+            return Ok(known);
+        }
+        let (volumes, own) = (Arc::clone(self), key.to_owned());
+        let found = blocking(move || {
+            let read = || if is_publication_key(&own) { volumes.records.get(&own) } else { Ok(None) };
+            let advice =
+                "unmount its volume, save checkpoints with `bdnfs checkpoint push`, and remove the record";
+            let record = read().map_err(|error| error.advise(advice))?;
+            Ok(record.map(|record| volumes.locate(own, record)))
+        });
+        let Some((new, is_lost)) = found.await? else { return Ok(None) };
+        let volume = Arc::clone(self.table.lock().entry(new.key.clone()).or_insert_with(|| Arc::clone(&new)));
+        // Another request may have found it first.
+        if Arc::ptr_eq(&new, &volume) {
+            self.resume_or_retry(Arc::clone(&volume), is_lost).await;
+        }
+        Ok(Some(volume))
+    }
+
+    /// Goes on with a volume of an earlier run that is in the table, now or in the background.
+    async fn resume_or_retry(self: &Arc<Self>, volume: Arc<ContainerVolume>, is_lost: bool) {
+        let is_shared = matches!(&volume.directory, WritableDirectory::Cache(home) if home.is_shared());
+        if is_shared || !self.resume(&volume, is_lost).await {
+            let volumes = Arc::clone(self);
+            tokio::spawn(async move {
+                while !volumes.resume(&volume, is_lost).await {
+                    sleep(RECONCILE_INTERVAL).await;
+                }
+            });
         }
     }
 

@@ -64,6 +64,12 @@ impl WritingNode {
         list["volumes"].as_array().unwrap().clone()
     }
 
+    /// The records of the volumes that the agent knows.
+    fn records(&self) -> Vec<PathBuf> {
+        let records = fs::read_dir(self.0.env.machine.cache().join("state/volumes")).unwrap();
+        records.map(|entry| entry.unwrap().path()).collect()
+    }
+
     /// The directory of a pod's checkpoints on the node.
     fn directory(&self) -> PathBuf {
         self.0.env.machine.volumes().join("default/jobs").join(JOB)
@@ -205,6 +211,43 @@ fn pod_goes_on_writing_checkpoints_while_agent_and_saver_are_killed() {
 }
 
 #[test]
+fn volume_with_an_unreadable_record_is_not_taken_for_gone() {
+    let (mut node, volume, target) = node_with_checkpoints();
+    write(&target, "checkpoint-1/model", "one");
+    node.crash_agent_and_savers();
+    let [record] = node.records().try_into().unwrap();
+    fs::write(&record, "{").unwrap();
+    node.start_agent();
+    let error = node.0.kubelet.unpublish(&volume).unwrap_err();
+    assert!(error.message().contains(record.to_str().unwrap()), "{error:?}");
+    assert_eq!(fs::read_to_string(target.join("checkpoint-1/model")).unwrap(), "one");
+    // What the message says to do.
+    rustix::mount::unmount(&target, rustix::mount::UnmountFlags::empty()).unwrap();
+    fs::remove_dir(&target).unwrap();
+    fs::remove_file(&record).unwrap();
+    node.0.kubelet.unpublish(&volume).unwrap();
+    let kept = node.directory().join("checkpoints/checkpoint-1/model");
+    assert_eq!(fs::read_to_string(kept).unwrap(), "one");
+}
+
+#[test]
+fn volume_whose_record_can_be_read_again_is_ended_and_saved() {
+    let (mut node, volume, target) = node_with_checkpoints();
+    write(&target, "checkpoint-1/model", "one");
+    node.crash_agent_and_savers();
+    let [record] = node.records().try_into().unwrap();
+    let text = fs::read(&record).unwrap();
+    fs::write(&record, "{").unwrap();
+    node.start_agent();
+    assert!(node.volumes().is_empty());
+    fs::write(&record, text).unwrap();
+    node.0.kubelet.unpublish(&volume).unwrap();
+    assert!(!is_mounted(&target));
+    node.await_end();
+    assert_eq!(node.saved("checkpoint-1", "model"), "one");
+}
+
+#[test]
 fn checkpoints_that_a_reboot_ended_are_saved_as_sealed_and_no_pod_gets_the_rest() {
     let (mut node, volume, target) = node_with_checkpoints();
     write(&target, "checkpoint-1/model", "one");
@@ -213,8 +256,7 @@ fn checkpoints_that_a_reboot_ended_are_saved_as_sealed_and_no_pod_gets_the_rest(
     node.crash_agent_and_savers();
     write(&target, "checkpoint-2/model", "torn");
     rustix::mount::unmount(&target, rustix::mount::UnmountFlags::DETACH).unwrap();
-    let records = fs::read_dir(node.0.env.machine.cache().join("state/volumes")).unwrap();
-    for record in records.map(|entry| entry.unwrap().path()) {
+    for record in node.records() {
         let mut text: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
         text["record"]["boot"] = json!("another");
         fs::write(&record, text.to_string()).unwrap();
