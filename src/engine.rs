@@ -359,6 +359,11 @@ impl Engine {
         self.node.cluster.get().map(|announcements| announcements.peers())
     }
 
+    /// Whether what the cache held at its start has been counted.
+    pub fn is_counted(&self) -> bool {
+        self.node.node.evictor().is_counted()
+    }
+
     /// How much the cache holds and may hold.
     pub fn usage(&self) -> Usage {
         Usage::of(&self.node.node)

@@ -15,7 +15,7 @@ mod mirror;
 mod report;
 mod staging;
 
-pub use admission::{AdmissionPermit, AdmissionQueue, lease_all};
+pub use admission::{AdmissionPermit, AdmissionQueue, await_count, lease_all};
 pub use cached_checkpoints::{CheckpointCaching, SavedVolume};
 pub use mirror::MirrorQueue;
 pub use report::report;

@@ -105,19 +105,22 @@ impl Evictor {
     /// Begins to count what the cache already holds, on a thread of its own: a million blobs take seconds.
     pub fn count_in_background(self: &Arc<Self>) {
         let evictor = self.clone();
-        let counting = std::thread::Builder::new().name("bdnfs-count".into()).spawn(move || {
-            for partition in evictor.partitions() {
-                partition.recount(&partition.scan());
-            }
-            evictor.counted.store(true, Relaxed);
-            for partition in evictor.partitions() {
-                if let Err(error) = evictor.make_room(&partition, 0) {
-                    tracing::warn!(%error, "the cache is over its limit");
-                }
-            }
-        });
+        let counting = std::thread::Builder::new().name("bdnfs-count".into()).spawn(move || evictor.count());
         if let Err(error) = counting {
-            tracing::warn!(%error, "cannot count what the cache holds: only free space limits it");
+            tracing::warn!(%error, "cannot count what the cache holds in the background: the start waits for it");
+            self.count();
+        }
+    }
+
+    fn count(&self) {
+        for partition in self.partitions() {
+            partition.recount(&partition.scan());
+        }
+        self.counted.store(true, Relaxed);
+        for partition in self.partitions() {
+            if let Err(error) = self.make_room(&partition, 0) {
+                tracing::warn!(%error, "the cache is over its limit");
+            }
         }
     }
 

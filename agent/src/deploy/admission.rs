@@ -16,7 +16,7 @@ use bdnfs::error::{Error, Kind, Result};
 use bdnfs::snapshot::Snapshot;
 use bdnfs::task::blocking;
 use tokio::sync::{Mutex, Notify};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::api::{ApiResult, Failure};
 
@@ -107,6 +107,18 @@ impl AdmissionQueue {
     }
 }
 
+/// Waits until the cache's content `is_counted`, which takes a moment after a start: before that, nobody knows what has room beside
+/// it. `note` is told that it waits.
+pub async fn await_count(is_counted: impl Fn() -> bool, note: impl Fn(String)) {
+    if is_counted() {
+        return;
+    }
+    note("waits until the content of the cache is counted".to_owned());
+    while !is_counted() {
+        sleep(ADMISSION_RETRY_INTERVAL).await;
+    }
+}
+
 /// Leases what was admitted in an earlier run. A mount that could not be restored has lost its lease.
 pub async fn lease_all(snapshots: Vec<Arc<Snapshot>>) -> Result<()> {
     blocking(move || snapshots.iter().try_for_each(|snapshot| snapshot.hold())).await
@@ -130,4 +142,23 @@ async fn attempt(
         }
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn admission_after_a_start_waits_for_the_count_and_says_so_once() {
+        let (asked, notes) = (Cell::new(0), RefCell::new(Vec::new()));
+        let is_counted = || {
+            asked.set(asked.get() + 1);
+            asked.get() > 5
+        };
+        await_count(is_counted, |note| notes.borrow_mut().push(note)).await;
+        assert_eq!((asked.get(), notes.borrow().len()), (6, 1));
+        await_count(|| true, |note| panic!("{note}")).await;
+    }
 }

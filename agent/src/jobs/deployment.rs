@@ -24,7 +24,7 @@ use super::supervisor::{SupervisorInfo, SupervisorOrder, TMPFS_OVERLAY_BYTES};
 use super::volume_limits;
 use crate::api::job::{DeployReport, JobState, PhaseSeconds, Variable};
 use crate::api::{ApiResult, Failure, MountRequest};
-use crate::deploy::{self, lease_all, stage_all};
+use crate::deploy::{self, await_count, lease_all, stage_all};
 use crate::mounts::ManagedMount;
 use crate::text;
 use crate::volumes::SCRATCH_PLACE;
@@ -197,8 +197,9 @@ async fn admit(run: &JobRun, mounts: &[Arc<ManagedMount>]) -> ApiResult<()> {
         lease_all(snapshots).await?;
     } else {
         let name = format!("job {}", job.id());
-        job_space::make_space_to_read(run, &snapshots).await?;
         let note = |text| job.note(text);
+        await_count(|| services.mounts.mounter().engine.is_counted(), note).await;
+        job_space::make_space_to_read(run, &snapshots).await?;
         job.set_permit(services.admission.admit_with(&name, &snapshots, claim, note).await?);
     }
     Ok(blocking(move || services.write_record(&job)).await?)

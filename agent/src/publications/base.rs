@@ -19,7 +19,7 @@ use tokio::sync::OnceCell;
 use crate::api::publication::PublicationProgress;
 use crate::api::{ApiResult, Failure, MountRequest, StageState};
 use crate::context::Context;
-use crate::deploy::{AdmissionQueue, stage_all};
+use crate::deploy::{AdmissionQueue, await_count, stage_all};
 use crate::mounts::{ManagedMount, MountManager, ResolvedSnapshot};
 use crate::text;
 
@@ -248,6 +248,7 @@ impl Bases {
         let Some(mount) = base.mount() else { return Err(Failure::closing()) };
         let stage = async {
             let snapshot = Arc::clone(mount.snapshot());
+            await_count(|| self.mounts.mounter().engine.is_counted(), &note).await;
             // No job is to wait for space that containers hold: they don't free it soon.
             drop(self.admission.admit(name, &[snapshot], note).await?);
             base.staging_since.get_or_init(Instant::now);
