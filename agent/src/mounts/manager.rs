@@ -10,6 +10,7 @@ use bdnfs::snapshot::Snapshot;
 use bdnfs::source::Access;
 use bdnfs::task::blocking;
 use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::oneshot;
 
 use super::attachment::Attachment;
 use super::handover::Handover;
@@ -109,7 +110,20 @@ impl MountManager {
         // Ids and mount points of restored mounts go first.
         self.lifecycle.ready().await;
         let found = self.mounter.resolve(&request).await?;
-        self.mount_resolved(request, found).await
+        let (manager, alive) = (Arc::clone(self), self.lifecycle.keep_alive());
+        let (answer, answered) = oneshot::channel();
+        // In a task: the client may go away while the record is written, which takes seconds on a disk that is busy.
+        tokio::spawn(async move {
+            let _alive = alive;
+            let mounted = manager.mount_resolved(request, found).await;
+            if let Err(Ok(unwanted)) = answer.send(mounted)
+                && !manager.lifecycle.is_closing()
+                && let Err(failure) = manager.unmount(unwanted.id, false).await
+            {
+                tracing::warn!("a mount whose client has gone stays: {failure}");
+            }
+        });
+        answered.await.unwrap_or_else(|_| Err(Failure::closing()))
     }
 
     /// Mounts a snapshot that was resolved for `request`. Dropping the future leaves a mount, or none.

@@ -1,17 +1,18 @@
 //! A cache disk on which writers hang or fail, or that is gone: files are read past it.
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use bdnfs_tests::MIB;
 use bdnfs_tests::disk::LoopDisk;
 use bdnfs_tests::machine::Machine;
-use bdnfs_tests::mounts::is_local;
-use bdnfs_tests::process::wait_for_exit;
+use bdnfs_tests::mounts::{is_local, is_mounted};
+use bdnfs_tests::process::{eventually, wait_for_exit};
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tools::program;
 use bdnfs_tests::tree::assert_same;
+use rustix::mount::UnmountFlags;
 
 const DISK_BYTES: u64 = 1 << 30;
 
@@ -99,6 +100,36 @@ fn cache_disk_frozen_unmounts_and_refuses_mounts() {
     drop(thaw);
     machine.umount(&kept);
     agent.stop();
+}
+
+#[test]
+fn mount_whose_client_goes_away_while_its_record_is_written_is_unmounted() {
+    let Some(disk) = LoopDisk::new(DISK_BYTES) else { return };
+    let env = TestEnv::new();
+    env.put("model", MIB);
+    let machine = env.second_machine();
+    // Of its cache, the records of mounts alone lie on that disk.
+    let records = machine.cache().join("state/mounts");
+    fs::create_dir_all(&records).unwrap();
+    fs::set_permissions(disk.path(), Permissions::from_mode(0o700)).unwrap();
+    rustix::mount::mount_bind(disk.path(), &records).unwrap();
+    let agent = machine.agent("");
+    let point = machine.directory("mnt");
+    disk.freeze();
+    let thaw = Thaw(&disk);
+    let mut client =
+        machine.command(&[Path::new("mount"), Path::new("s3://bucket"), &point]).spawn().unwrap();
+    eventually("it is mounted", || is_mounted(&point));
+    assert!(client.try_wait().unwrap().is_none(), "its record is not written");
+    client.kill().unwrap();
+    client.wait().unwrap();
+    drop(thaw);
+    eventually("it is unmounted", || !is_mounted(&point));
+    eventually("its record is gone", || {
+        !fs::read_dir(&records).unwrap().any(|entry| entry.unwrap().path().is_file())
+    });
+    agent.stop();
+    rustix::mount::unmount(&records, UnmountFlags::DETACH).unwrap();
 }
 
 #[test]
