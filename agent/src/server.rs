@@ -3,21 +3,20 @@
 //! The cache's lock decides which process is the agent. At its end it first refuses mounts, then closes the sockets,
 //! then gives the lock back: a request is either served or refused, and a refused client starts the next agent.
 
+mod metrics;
 mod routes;
 mod socket;
 
-use std::future::IntoFuture;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bdnfs::cache::eviction::EvictionPause;
 use bdnfs::engine::Engine;
-use bdnfs::error::{Error, Kind, Result};
+use bdnfs::error::Result;
 use bdnfs::task::blocking;
 use futures_util::{FutureExt, TryFutureExt};
 use rustix::fs::Mode;
-use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -33,6 +32,7 @@ use crate::hooks;
 use crate::lifecycle::KeepAlive;
 use crate::open_files;
 use crate::signals::{self, Shutdown};
+use metrics::MetricsServer;
 pub use socket::ControlSocket;
 
 /// How long an agent that ends waits for requests that are under way: its mounts stand still meanwhile.
@@ -43,7 +43,7 @@ const REQUEST_END_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct AgentServer {
     sockets: Vec<ControlSocket>,
     docker_socket: Option<ControlSocket>,
-    metrics_listener: Option<TcpListener>,
+    metrics: Option<MetricsServer>,
     agent: Arc<Agent>,
     claim: Option<CacheClaim>,
     /// Nothing is evicted before the mounts of the last run are restored.
@@ -75,10 +75,8 @@ impl AgentServer {
         }
         let docker = config.docker.as_ref().map(|docker| ControlSocket::bind_beside(&docker.socket));
         let docker_socket = docker.transpose()?;
-        let metrics_listener = match config.metrics_listen {
-            Some(listen) => Some(TcpListener::bind(listen).await.map_err(|e| {
-                Error::with(Kind::Unavailable, format!("cannot listen at {listen} (telemetry.listen)"), e)
-            })?),
+        let metrics = match config.metrics_listen {
+            Some(address) => Some(MetricsServer::bind(address).await?),
             None => None,
         };
         tracing::info!("bdnfs {} serves the cache {}", env!("CARGO_PKG_VERSION"), cache.display());
@@ -93,7 +91,7 @@ impl AgentServer {
         let (store, stored) = find_fdstore(&config).await?.unzip();
         let agent = Arc::new(Agent::new(engine, config, cluster, store.map(Arc::new))?);
         let stored = stored.unwrap_or_default();
-        Ok(Self { sockets, docker_socket, metrics_listener, agent, claim, eviction_pause, stored })
+        Ok(Self { sockets, docker_socket, metrics, agent, claim, eviction_pause, stored })
     }
 
     /// Keeps it from ending.
@@ -139,7 +137,7 @@ impl AgentServer {
     /// # Errors
     /// As [`serve`](Self::serve).
     pub async fn serve_until(self, shutdown: impl Future<Output = io::Result<Shutdown>>) -> Result<()> {
-        let Self { sockets, docker_socket, metrics_listener, agent, claim, eviction_pause, stored } = self;
+        let Self { sockets, docker_socket, metrics, agent, claim, eviction_pause, stored } = self;
         let restored = Arc::clone(&agent);
         tokio::spawn(async move { restored.restore(eviction_pause, stored).await });
         tokio::spawn(Arc::clone(&agent).watch_fdstore());
@@ -155,9 +153,8 @@ impl AgentServer {
         if let Some((socket, volumes)) = docker_socket.zip(agent.docker()) {
             serving.spawn(socket.serve(hooks::docker::routes(volumes), ended(ending.clone())));
         }
-        if let Some(listener) = metrics_listener {
-            let metrics = axum::serve(listener, routes::health_and_metrics(&agent));
-            serving.spawn(metrics.with_graceful_shutdown(ended(ending)).into_future());
+        if let Some(metrics) = metrics {
+            serving.spawn(metrics.serve(routes::health_and_metrics(&agent), ended(ending)));
         }
         await_end(&agent, shutdown).await;
         end.send_replace(true);

@@ -18,7 +18,7 @@ use crate::api::Failure;
 use crate::api::socket::check_length;
 
 /// The pause after a failed accept: other processes may free descriptors meanwhile.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
