@@ -47,7 +47,14 @@ impl AccessArgs {
                 None => bail!("{name}: has no effect here; leave it out"),
             }
         }
-        Ok(())
+        match self.endpoint.as_ref().and_then(|_| different_services(sources)) {
+            Some((one, other)) => bail!(
+                "{}: {one}:// and {other}:// have no service in common; set endpoints in the environment \
+                 (HF_ENDPOINT, AWS_ENDPOINT_URL_S3, ...) or mount them apart",
+                written("endpoint")
+            ),
+            None => Ok(()),
+        }
     }
 
     /// The options that are given, of those that have no effect on some sources.
@@ -71,6 +78,20 @@ impl AccessArgs {
         .into_iter()
         .filter_map(|(name, option, is_given)| is_given.then_some((name, option)))
     }
+}
+
+/// The schemes of two of `sources` that no service speaks both, if there are two: what is for one must not be sent to the other.
+fn different_services<'a>(sources: &[&'a Uri]) -> Option<(&'a str, &'a str)> {
+    fn protocol(uri: &Uri) -> &str {
+        match uri {
+            Uri::R2 { .. } | Uri::Cw { .. } => "s3",
+            uri => uri.scheme(),
+        }
+    }
+    let mut with_endpoint = sources.iter().copied().filter(|uri| AccessOption::Endpoint.applies_to(uri));
+    let first = with_endpoint.next()?;
+    let other = with_endpoint.find(|uri| protocol(uri) != protocol(first))?;
+    Some((first.scheme(), other.scheme()))
 }
 
 impl MirrorAccessArgs {

@@ -158,6 +158,11 @@ fn option_without_effect_on_the_source_is_refused_by_name() {
             "--unpinned: has no effect here; leave it out",
         ),
         (&["job", "run", job, "--endpoint", &url], "--endpoint: cannot be used with file://"),
+        // What is for one service is not sent to another.
+        (
+            &["mirror", "add", "hf://o/n", "s3://bucket", "--mirror", &mirror, "--endpoint", &url],
+            "--endpoint: hf:// and s3:// have no service in common",
+        ),
     ] {
         let ran = env.machine.run(arguments);
         assert!(ran.code != Some(0) && ran.err.contains(said), "{arguments:?}: {}", ran.err);
