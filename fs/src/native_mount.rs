@@ -8,8 +8,8 @@ mod tests;
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bdnfs::error::{Error, Kind, Result};
@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 use rustix::path::Arg;
 
-use crate::mounts::{self, MountEntry};
+use crate::mounts;
 use crate::{Mount, Options, mountpoint};
 
 use superblock::NativeSuperblock;
@@ -37,8 +37,9 @@ const MNT_ID_UNIQUE: u32 = 0x4000;
 #[derive(Debug)]
 pub struct NativeMount {
     mountpoint: PathBuf,
-    /// The mount id, which no other mount has had or will have while the machine is up.
-    id: u64,
+    /// The mount id, which no other mount has had or will have while the machine is up. Unknown of one that was covered when it was
+    /// taken over, until it is uncovered: the kernel tells that of the uppermost only.
+    id: OnceLock<u64>,
     superblock: Arc<NativeSuperblock>,
     kept: AtomicBool,
     left: Arc<AtomicBool>,
@@ -92,10 +93,10 @@ impl NativeMount {
     }
 
     /// Takes over the mount of `native` at `mountpoint` that an earlier process made; `None` where there is
-    /// none. What else of bdnfs is mounted over it, that process was about to end.
+    /// none. What else of bdnfs is mounted over it, that process was about to end; what is another's stays.
     ///
     /// # Errors
-    /// [`Kind::Busy`] where another mount covers it; [`Kind::Disk`] when the mount table can't be read.
+    /// [`Kind::Disk`] when the mount table can't be read.
     pub fn resume(
         superblocks: &Superblocks,
         native: &Arc<NativeSnapshot>,
@@ -106,12 +107,14 @@ impl NativeMount {
         there.retain(|mounted| mounted.mountpoint == mountpoint);
         for (above, mounted) in there.iter().rev().enumerate() {
             let Some(superblock) = superblocks.resume(native, mounted, options)? else { continue };
-            if !there.iter().rev().take(above).all(MountEntry::ours) {
-                return Err(covered(mountpoint));
+            let covers = there.iter().rev().take(above);
+            let own_covers = covers.take_while(|cover| cover.ours()).count();
+            (0..own_covers).try_for_each(|_| mounts::detach(mountpoint))?;
+            let resumed = Self::with(superblock, mountpoint, OnceLock::new());
+            if !resumed.is_on_top() {
+                tracing::warn!(mountpoint = %mountpoint.display(), "another mount covers a native mount");
             }
-            (0..above).try_for_each(|_| mounts::detach(mountpoint))?;
-            let id = mount_id(CWD, mountpoint, AtFlags::NO_AUTOMOUNT).map_err(|e| failed(e, mountpoint))?;
-            return Ok(Some(Self::with(superblock, mountpoint, id)));
+            return Ok(Some(resumed));
         }
         Ok(None)
     }
@@ -134,10 +137,10 @@ impl NativeMount {
             }
             Ok(is_wanted)
         })?;
-        Ok(superblock.map(|superblock| Self::with(superblock, mountpoint, id)))
+        Ok(superblock.map(|superblock| Self::with(superblock, mountpoint, OnceLock::from(id))))
     }
 
-    fn with(superblock: Arc<NativeSuperblock>, mountpoint: &Path, id: u64) -> Self {
+    fn with(superblock: Arc<NativeSuperblock>, mountpoint: &Path, id: OnceLock<u64>) -> Self {
         let (kept, left) = Default::default();
         Self { mountpoint: mountpoint.to_owned(), id, superblock, kept, left }
     }
@@ -221,7 +224,13 @@ impl NativeMount {
 
     /// Whether the mount point shows it.
     pub fn is_on_top(&self) -> bool {
-        mount_id(CWD, &self.mountpoint, AtFlags::NO_AUTOMOUNT) == Ok(self.id)
+        let top = || mount_id(CWD, &self.mountpoint, AtFlags::NO_AUTOMOUNT).ok();
+        let Some(id) = top() else { return false };
+        // Asked again, as it may have been uncovered in between.
+        if self.id.get().is_none() && self.superblock.is_on_top_at(&self.mountpoint) && top() == Some(id) {
+            self.id.get_or_init(|| id);
+        }
+        self.id.get() == Some(&id)
     }
 }
 
