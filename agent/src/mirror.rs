@@ -47,12 +47,13 @@ pub fn open(at: &MirrorRequest, scratch: PathBuf) -> Result<Mirror> {
     Mirror::open(&uri, &at.access, &at.tenant, scratch)
 }
 
-/// Whether `at` names a directory that is not there: opened, it would be made. Touches the local disk.
+/// Whether `at` names a directory that is not there: opened, it would be made. What else is there is refused when it is opened.
+/// Touches the local disk.
 ///
 /// # Errors
 /// [`Kind::Invalid`] where it names nothing.
 pub fn is_missing(at: &MirrorRequest) -> Result<bool> {
-    Ok(matches!(at.url.expose().parse()?, Uri::File(path) if !path.is_dir()))
+    Ok(matches!(at.url.expose().parse()?, Uri::File(path) if !path.try_exists().unwrap_or(true)))
 }
 
 /// Refuses a mirror in a directory that is mirrored: each run would mirror what the one before it wrote. Touches the local disk.

@@ -58,12 +58,8 @@ impl MirrorArgs {
 /// Opens a mirror that must exist; `remedy` is what to do where none does.
 pub async fn open_existing(request: &MirrorRequest, remedy: &str) -> Result<Mirror> {
     let missing = |name: &str| anyhow!("no mirror found at {name}; {remedy}");
-    let uri: Uri = request.url.expose().parse()?;
-    // To open it would create its directory.
-    if let Uri::File(directory) = &uri
-        && !directory.try_exists().unwrap_or(true)
-    {
-        return Err(missing(&uri.to_string()));
+    if mirror::is_missing(request)? {
+        return Err(missing(request.url.expose()));
     }
     let mirror = mirror::open(request, std::env::temp_dir())?;
     if mirror.exists().await? { Ok(mirror) } else { Err(missing(mirror.name())) }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::tree::write_file;
@@ -20,4 +21,21 @@ fn mirror_add_to_a_directory_of_its_source_is_refused_unless_ignored() {
     }
     assert_eq!(fs::read_dir(&source).unwrap().count(), 1, "nothing was made");
     add(&["--mirror", &format!("file://{}/mirror", source.display()), "--ignore", "mirror/*"]).succeeds();
+}
+
+#[test]
+fn file_in_place_of_a_mirror_is_refused_and_a_missing_one_is_passed_over() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    write_file(&source, "file", 5);
+    let file = machine.directory("home").join("file");
+    fs::write(&file, "not a mirror").unwrap();
+    let (uri, point) = (|path: &Path| format!("file://{}", path.display()), machine.directory("mnt"));
+    let refused = machine.try_mount(uri(&source), &point, &["--mirror", &uri(&file)]);
+    refused.fails(&["cannot use", file.to_str().unwrap(), "as a mirror"]);
+    assert_eq!(fs::read(&file).unwrap(), b"not a mirror");
+    let missing = file.with_file_name("missing");
+    let mounted = machine.try_mount(uri(&source), &point, &["--mirror", &uri(&missing)]);
+    assert!(mounted.code == Some(0) && mounted.err.contains("no mirror found at"), "{mounted:?}");
+    assert!(!missing.exists());
 }
