@@ -56,7 +56,7 @@ impl AgentServer {
     /// Locks the cache and listens.
     ///
     /// # Errors
-    /// [`Kind::Busy`] where another agent has the cache, or is to come back to it.
+    /// [`Kind::Busy`](bdnfs::error::Kind::Busy) where another agent has the cache, or is to come back to it.
     pub async fn start(mut config: AgentConfig) -> ApiResult<Self> {
         // New files are for its user alone.
         rustix::process::umask(Mode::RWXG | Mode::RWXO);
@@ -125,7 +125,7 @@ impl AgentServer {
     /// persistent. Then it has unmounted all that is not handed over to the next agent.
     ///
     /// # Errors
-    /// [`Kind::Disk`] where a control socket failed.
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk) where a control socket failed.
     pub async fn serve(self) -> Result<()> {
         // Registered before the first answer: a signal sent after it must not be lost.
         let shutdown = shutdown_signal(self.agent.lifecycle().is_persistent());

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use bdnfs_fs::mounts::{self, MountUser};
+use bdnfs_fs::mounts::{self, MountEntry};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
@@ -170,14 +170,20 @@ pub fn check_fuse() -> Result<()> {
     }
 }
 
-/// The error that the mount on `path` is in use, and by which processes.
+/// The error that the mount on `path` is in use, and by which processes, mounts and devices.
 pub fn busy_message(path: &Path) -> String {
     let mounted = mounts::at(path).ok().flatten();
-    let holders = mounted.map(|mounted| mounts::users(&mounted)).unwrap_or_default();
+    let holders = mounted.map(|mounted| holders(&mounted)).unwrap_or_default();
     format_busy(path, &holders, geteuid().is_root())
 }
 
-fn format_busy(path: &Path, holders: &[MountUser], is_root: bool) -> String {
+fn holders(mounted: &MountEntry) -> Vec<String> {
+    let users = mounts::users(mounted);
+    let processes = users.iter().map(|user| format!("{} (pid {})", user.command, user.pid));
+    processes.chain(mounts::dependents(mounted).iter().map(ToString::to_string)).collect()
+}
+
+fn format_busy(path: &Path, holders: &[String], is_root: bool) -> String {
     let path = path.display();
     if holders.is_empty() && is_root {
         return format!(
@@ -189,9 +195,7 @@ fn format_busy(path: &Path, holders: &[MountUser], is_root: bool) -> String {
             "{path}: target is busy: in use by a process of another user; run as root to see it, or use `bdnfs umount --lazy {path}`"
         );
     }
-    let names: Vec<_> =
-        holders.iter().map(|holder| format!("{} (pid {})", holder.command, holder.pid)).collect();
-    format!("{path}: target is busy: in use by {}", names.join(", "))
+    format!("{path}: target is busy: in use by {}", holders.join(", "))
 }
 
 #[cfg(test)]
@@ -258,10 +262,10 @@ mod tests {
     }
 
     #[test]
-    fn busy_message_names_the_processes() {
-        let holder = |name: &str, pid| MountUser { pid, command: name.to_owned() };
-        let text = format_busy(Path::new("/m"), &[holder("python3", 123), holder("bash", 77)], true);
-        assert_eq!(text, "/m: target is busy: in use by python3 (pid 123), bash (pid 77)");
+    fn busy_message_names_the_holders() {
+        let holders = ["python3 (pid 123)", "/dev/loop1"].map(str::to_owned);
+        let text = format_busy(Path::new("/m"), &holders, true);
+        assert_eq!(text, "/m: target is busy: in use by python3 (pid 123), /dev/loop1");
         assert!(format_busy(Path::new("/m"), &[], false).contains("--lazy /m"));
         assert!(
             format_busy(Path::new("/m"), &[], true).contains("try again, or use `bdnfs umount --lazy /m`")

@@ -1,5 +1,7 @@
 //! The mount table: which mounts there are, and which processes use them.
 
+mod dependents;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
@@ -14,6 +16,7 @@ use rustix::path::Arg;
 use crate::mount::FUSE_TYPE;
 
 pub use crate::mount::{detach, unmount};
+pub use dependents::{MountDependent, dependents};
 
 /// The file system type of native mounts, and how the names of their images end.
 pub(crate) const NATIVE_TYPE: &str = "erofs";

@@ -1,6 +1,6 @@
 //! The commands mount, umount, status and ls, and their errors.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -11,9 +11,10 @@ use bdnfs_tests::mounts::is_mounted;
 use bdnfs_tests::process::{eventually, wait_for_exit};
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::test_env::TestEnv;
-use bdnfs_tests::tools::{program, run, with_timeout};
+use bdnfs_tests::tools::{cannot_run, program, run, with_timeout};
 use bdnfs_tests::tree::{assert_same, assert_same_tree, regular_files, write_file, write_tree};
 use bdnfs_tests::web::{WebDialect, WebServer};
+use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -242,6 +243,27 @@ fn umount_of_busy_mount_names_the_process() {
     holder.wait().unwrap();
     ran.fails(&[text(&point), "sleep", &pid]);
     assert_same_tree(&source, &point);
+    machine.umount(&point);
+}
+
+#[test]
+fn umount_of_a_mount_that_others_depend_on_names_them() {
+    let (machine, source) = local();
+    let image = File::create(source.join("image")).unwrap();
+    image.set_len(8 << 20).unwrap();
+    run(program("mkfs.ext4").args(["-q", "-F"]).arg(source.join("image")));
+    let point = machine.mount(&source, "mnt");
+    let dependent = machine.directory("dependent");
+    rustix::mount::mount("none", point.join("names"), "tmpfs", MountFlags::empty(), c"").unwrap();
+    machine.run(&["umount", text(&point)]).fails(&["in use by the mount at", text(&point.join("names"))]);
+    rustix::mount::unmount(point.join("names"), UnmountFlags::empty()).unwrap();
+    if Path::new("/dev/loop-control").exists() {
+        run(program("mount").args(["-o", "loop,ro"]).arg(point.join("image")).arg(&dependent));
+        machine.run(&["umount", text(&point)]).fails(&["in use by /dev/loop"]);
+        run(program("umount").arg(&dependent));
+    } else {
+        cannot_run("there is no /dev/loop-control; load the module loop, or start the container with it");
+    }
     machine.umount(&point);
 }
 
