@@ -10,6 +10,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
+use std::thread;
 use std::time::Duration;
 
 use bdnfs::error::{Error, Kind, Result};
@@ -30,6 +31,10 @@ pub use superblock::Superblocks;
 const MOUNT_END_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// How often copies of an unmounted mount are looked for: that asks for the mount namespaces of all processes.
 const COPIES_POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// How often, and how far apart, a FUSE mount is looked at before it counts as in use. Who only looks at it, such as a monitor that asks
+/// for its size, is gone by then.
+const USE_CHECKS: usize = 10;
+const USE_CHECK_PAUSE: Duration = Duration::from_millis(50);
 /// STATX_MNT_ID_UNIQUE (linux/stat.h, since 6.8): a mount id that is never given twice while the machine is up.
 const MNT_ID_UNIQUE: u32 = 0x4000;
 
@@ -79,9 +84,15 @@ impl NativeMount {
             // Bind mounts of it, here or in a container, would stay on FUSE unnoticed.
             let mounts = mounts::all()?.iter().filter(|mounted| mounted.device == mount.device).count();
             let is_alone = mounts == 1 && !mounts::is_mounted_elsewhere(mountpoint)?;
-            // This does not unmount it, but tells whether it is unused.
-            let expire = UnmountFlags::EXPIRE | UnmountFlags::NOFOLLOW;
-            Ok(is_alone && rustix::mount::unmount(mountpoint, expire) == Err(Errno::AGAIN))
+            Ok(is_alone
+                && (0..USE_CHECKS).any(|check| {
+                    if check > 0 {
+                        thread::sleep(USE_CHECK_PAUSE);
+                    }
+                    // This does not unmount it, but tells whether it is unused.
+                    let expire = UnmountFlags::EXPIRE | UnmountFlags::NOFOLLOW;
+                    rustix::mount::unmount(mountpoint, expire) == Err(Errno::AGAIN)
+                }))
         };
         let how = (MoveMountFlags::MOVE_MOUNT_BENEATH, unused);
         let mounted = Self::attach(superblocks, native, mountpoint, options, how)?;

@@ -211,8 +211,13 @@ fn native_mount_replaces_a_fuse_mount_that_nobody_uses() {
     let open = fs::File::open(at.join("file")).expect("open");
     assert!(replace().expect("no error").is_none());
     assert!(!mounts::at(&at).expect("a table").expect("mounted").is_native());
-    drop(open);
+    // Whoever is about to be gone is waited for.
+    let short_user = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        drop(open);
+    });
     let replaced = replace().expect("no error").expect("nobody uses it");
+    short_user.join().expect("joined");
     fixture.runtime.block_on(fuse.await_end());
     assert!(mounts::at(&at).expect("a table").expect("mounted").is_native());
     assert_eq!(fs::read(at.join("file")).expect("read"), b"content");
