@@ -35,6 +35,8 @@ const FUSE_DEVICE_PATH: &str = "/dev/fuse";
 pub struct MountEntry {
     /// The id, which another mount may have when this one is gone.
     pub id: u64,
+    /// The id of the mount that it is mounted on.
+    pub parent: u64,
     /// The mount point.
     pub mountpoint: PathBuf,
     /// The source in the mount table: for a bdnfs mount its source, as its origin names it.
@@ -94,7 +96,23 @@ pub fn at(mountpoint: &Path) -> Result<Option<MountEntry>> {
 /// # Errors
 /// As [`list`].
 pub fn stack_at(mountpoint: &Path) -> Result<Vec<MountEntry>> {
-    Ok(all()?.into_iter().filter(|mounted| mounted.mountpoint == mountpoint).collect())
+    Ok(stack(all()?.into_iter().filter(|mounted| mounted.mountpoint == mountpoint).collect()))
+}
+
+/// Sorts the mounts at one mount point, each before those that cover it. The table has them in the order in which they were made, and
+/// one may be put beneath another, or moved over it.
+fn stack(mut mounts: Vec<MountEntry>) -> Vec<MountEntry> {
+    let mut sorted: Vec<MountEntry> = Vec::with_capacity(mounts.len());
+    while !mounts.is_empty() {
+        let is_next = |mounted: &MountEntry| match sorted.last() {
+            Some(below) => mounted.parent == below.id,
+            None => !mounts.iter().any(|other| other.id == mounted.parent),
+        };
+        // A table that changed while it was read may lack one of them.
+        let next = mounts.iter().position(is_next).unwrap_or(0);
+        sorted.push(mounts.remove(next));
+    }
+    sorted
 }
 
 /// The processes that use `mounted`: by an open file, a mapping, a working directory, a root or a program.
@@ -221,7 +239,8 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|byte| *byte == b' ');
     let number = |field| std::str::from_utf8(field).ok();
     let id = number(fields.next()?)?.parse().ok()?;
-    let device = number(fields.nth(1)?)?.split_once(':')?;
+    let parent = number(fields.next()?)?.parse().ok()?;
+    let device = number(fields.next()?)?.split_once(':')?;
     let root = PathBuf::from(unescape(fields.next()?));
     let mountpoint = PathBuf::from(unescape(fields.next()?));
     let optional = fields.by_ref().take_while(|field| *field != b"-");
@@ -230,6 +249,7 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
     let source = unescape(fields.next()?).to_string_lossy().into_owned();
     Some(MountEntry {
         id,
+        parent,
         mountpoint,
         source,
         kind,
@@ -322,6 +342,17 @@ mod tests {
         assert_eq!(parse(b"1 0 8:1 / / rw ext4"), None);
         assert_eq!(unescape(b"\\04"), "\\04");
         assert_eq!(unescape(b"\\777"), "\\777");
+    }
+
+    #[test]
+    fn stack_is_sorted_by_what_covers_what() {
+        // The second was put beneath the first; the third was made before both, and moved over them.
+        let table = b"20 30 0:40 / /m rw - fuse.bdnfs x rw\n30 1 0:41 / /m rw - erofs y rw\n10 20 8:1 / /m rw - ext4 z rw";
+        let ids = |mounts: Vec<MountEntry>| mounts.iter().map(|mounted| mounted.id).collect::<Vec<_>>();
+        assert_eq!(ids(stack(entries(table).collect())), [30, 20, 10]);
+        assert_eq!(ids(stack(entries(table).skip(2).collect())), [10]);
+        let torn = entries(table).filter(|mounted| mounted.id != 20).collect();
+        assert_eq!(ids(stack(torn)).len(), 2);
     }
 
     #[test]

@@ -45,6 +45,8 @@ pub struct NativeMount {
     /// The mount id, which no other mount has had or will have while the machine is up. Unknown of one that was covered when it was
     /// taken over, until it is uncovered: the kernel tells that of the uppermost only.
     id: OnceLock<u64>,
+    /// The device number of its superblock.
+    device: (u32, u32),
     superblock: Arc<NativeSuperblock>,
     kept: AtomicBool,
     left: Arc<AtomicBool>,
@@ -114,14 +116,12 @@ impl NativeMount {
         mountpoint: &Path,
         options: &Options,
     ) -> Result<Option<Self>> {
-        let mut there = mounts::all()?;
-        there.retain(|mounted| mounted.mountpoint == mountpoint);
+        let there = mounts::stack_at(mountpoint)?;
         for (above, mounted) in there.iter().rev().enumerate() {
             let Some(superblock) = superblocks.resume(native, mounted, options)? else { continue };
-            let covers = there.iter().rev().take(above);
-            let own_covers = covers.take_while(|cover| cover.ours()).count();
+            let own_covers = there.iter().rev().take(above).take_while(|cover| cover.ours()).count();
             (0..own_covers).try_for_each(|_| mounts::detach(mountpoint))?;
-            let resumed = Self::with(superblock, mountpoint, OnceLock::new());
+            let resumed = Self::with(superblock, mountpoint, (OnceLock::new(), mounted.device));
             if !resumed.is_on_top() {
                 tracing::warn!(mountpoint = %mountpoint.display(), "another mount covers a native mount");
             }
@@ -137,23 +137,27 @@ impl NativeMount {
         options: &Options,
         (how, is_wanted): (MoveMountFlags, impl FnOnce() -> Result<bool>),
     ) -> Result<Option<Self>> {
-        let mut id = 0;
+        let (mut id, mut device) = Default::default();
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | how;
         let superblock = superblocks.mount(native, mountpoint, options, |mount| {
             let is_wanted = is_wanted()?;
             if is_wanted {
-                let attached = mount_id(mount, "", AtFlags::EMPTY_PATH)
-                    .and_then(|its| move_mount(mount, "", CWD, mountpoint, flags).map(|()| id = its));
-                attached.map_err(|e| failed(e, mountpoint))?;
+                let attached = look_at(mount, "", AtFlags::EMPTY_PATH)
+                    .and_then(|seen| move_mount(mount, "", CWD, mountpoint, flags).map(|()| seen));
+                (id, device) = attached.map_err(|e| failed(e, mountpoint))?;
             }
             Ok(is_wanted)
         })?;
-        Ok(superblock.map(|superblock| Self::with(superblock, mountpoint, OnceLock::from(id))))
+        Ok(superblock.map(|superblock| Self::with(superblock, mountpoint, (OnceLock::from(id), device))))
     }
 
-    fn with(superblock: Arc<NativeSuperblock>, mountpoint: &Path, id: OnceLock<u64>) -> Self {
+    fn with(
+        superblock: Arc<NativeSuperblock>,
+        mountpoint: &Path,
+        (id, device): (OnceLock<u64>, (u32, u32)),
+    ) -> Self {
         let (kept, left) = Default::default();
-        Self { mountpoint: mountpoint.to_owned(), id, superblock, kept, left }
+        Self { mountpoint: mountpoint.to_owned(), id, device, superblock, kept, left }
     }
 
     /// The snapshot that the mount shows.
@@ -235,10 +239,8 @@ impl NativeMount {
 
     /// Whether the mount point shows it.
     pub fn is_on_top(&self) -> bool {
-        let top = || mount_id(CWD, &self.mountpoint, AtFlags::NO_AUTOMOUNT).ok();
-        let Some(id) = top() else { return false };
-        // Asked again, as it may have been uncovered in between.
-        if self.id.get().is_none() && self.superblock.is_on_top_at(&self.mountpoint) && top() == Some(id) {
+        let Ok((id, device)) = look_at(CWD, &self.mountpoint, AtFlags::NO_AUTOMOUNT) else { return false };
+        if device == self.device {
             self.id.get_or_init(|| id);
         }
         self.id.get() == Some(&id)
@@ -262,10 +264,11 @@ fn covered(mountpoint: &Path) -> Error {
     Error::new(Kind::Busy, text)
 }
 
-/// The id of the mount at `path`, which no other gets while the machine is up.
-fn mount_id(at: impl AsFd, path: impl Arg, flags: AtFlags) -> rustix::io::Result<u64> {
+/// The id of the mount at `path`, which no other gets while the machine is up, and its device number.
+fn look_at(at: impl AsFd, path: impl Arg, flags: AtFlags) -> rustix::io::Result<(u64, (u32, u32))> {
     let mask = StatxFlags::from_bits_retain(MNT_ID_UNIQUE);
-    Ok(statx(at, path, flags | AtFlags::STATX_DONT_SYNC, mask)?.stx_mnt_id)
+    let seen = statx(at, path, flags | AtFlags::STATX_DONT_SYNC, mask)?;
+    Ok((seen.stx_mnt_id, (seen.stx_dev_major, seen.stx_dev_minor)))
 }
 
 fn failed(error: Errno, mountpoint: &Path) -> Error {

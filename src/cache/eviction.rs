@@ -4,7 +4,8 @@ mod volume_claims;
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -103,20 +104,23 @@ impl Evictor {
     }
 
     /// Begins to count what the cache already holds, on a thread of its own: a million blobs take seconds.
-    pub fn count_in_background(self: &Arc<Self>) {
+    ///
+    /// # Errors
+    /// [`Kind::Disk`] when no thread can be made.
+    pub fn count_in_background(self: &Arc<Self>) -> Result<()> {
         let evictor = self.clone();
         let counting = std::thread::Builder::new().name("bdnfs-count".into()).spawn(move || evictor.count());
-        if let Err(error) = counting {
-            tracing::warn!(%error, "cannot count what the cache holds in the background: the start waits for it");
-            self.count();
-        }
+        let cannot =
+            |e| Error::with(Kind::Disk, "cannot start the thread that counts what the cache holds", e);
+        counting.map(drop).map_err(cannot)
     }
 
     fn count(&self) {
         for partition in self.partitions() {
             partition.recount(&partition.scan());
         }
-        self.counted.store(true, Relaxed);
+        // What waits for this sees what was counted.
+        self.counted.store(true, Release);
         for partition in self.partitions() {
             if let Err(error) = self.make_room(&partition, 0) {
                 tracing::warn!(%error, "the cache is over its limit");
@@ -136,7 +140,7 @@ impl Evictor {
 
     /// Whether what the cache held at the start has been counted.
     pub fn is_counted(&self) -> bool {
-        self.counted.load(Relaxed)
+        self.counted.load(Acquire)
     }
 
     /// Bytes that all blobs occupy; `None` until they have been counted.

@@ -59,7 +59,7 @@ impl NodeCache {
             node.tenant(&tenant)?;
         }
         let hold = node.evictor.pause();
-        node.evictor.count_in_background();
+        node.evictor.count_in_background()?;
         Ok((node, hold))
     }
 

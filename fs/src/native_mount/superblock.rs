@@ -206,11 +206,6 @@ impl NativeSuperblock {
         Ok(self.roots()?.iter().any(|mounted| mounted.mountpoint == mountpoint))
     }
 
-    /// Whether `mountpoint` shows it.
-    pub(super) fn is_on_top_at(&self, mountpoint: &Path) -> bool {
-        mounts::at(mountpoint).is_ok_and(|top| top.is_some_and(|top| self.is_shown_by(&top)))
-    }
-
     /// The file that says that the device `key` may have been read while it was damaged. It need not outlive a power cut: no page
     /// does.
     ///
