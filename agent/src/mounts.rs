@@ -19,6 +19,7 @@ mod manager;
 mod mount;
 mod mounter;
 mod record;
+mod reservation;
 mod resolved_snapshot;
 mod restore;
 pub mod shutdown;

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bdnfs::error::{Kind, Result};
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::Access;
-use bdnfs::task::blocking;
+use bdnfs::task::{blocking, lost};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
@@ -17,6 +17,7 @@ use super::handover::Handover;
 use super::mount::ManagedMount;
 use super::mounter::Mounter;
 use super::record::{FailedMount, MountRecord, MountRecords};
+use super::reservation::MountpointReservation;
 use super::resolved_snapshot::ResolvedSnapshot;
 use crate::api::{ApiResult, Failure, LostMount, MountInfo, MountRequest, StageStatus};
 use crate::lifecycle::{KeepAlive, Lifecycle};
@@ -47,20 +48,7 @@ pub(super) struct MountTable {
     /// The highest id of a mount so far.
     pub(super) last: u64,
     /// Mount points that a mount is being made at.
-    reserved: HashSet<PathBuf>,
-}
-
-/// Keeps a mount point from being used twice, and the agent from ending.
-struct MountpointReservation<'a> {
-    manager: &'a MountManager,
-    mountpoint: &'a Path,
-    _alive: KeepAlive,
-}
-
-impl Drop for MountpointReservation<'_> {
-    fn drop(&mut self) {
-        self.manager.table().reserved.remove(self.mountpoint);
-    }
+    pub(super) reserved: HashSet<PathBuf>,
 }
 
 impl MountManager {
@@ -87,34 +75,28 @@ impl MountManager {
                 format!("the cache lies below {at}, so the mount would hide it; choose another directory");
             return Err(Failure::new(Kind::Invalid, text));
         }
-        let _reservation = self.reserve(&mountpoint)?;
+        let reservation = MountpointReservation::new(self, &mountpoint)?;
         self.check_disk().await?;
         tokio::select! {
             biased;
             () = self.lifecycle.await_closing() => Err(Failure::closing()),
-            mounted = self.make(request) => mounted,
+            mounted = self.make(request, reservation) => mounted,
         }
     }
 
-    fn reserve<'a>(&'a self, mountpoint: &'a Path) -> ApiResult<MountpointReservation<'a>> {
-        let alive = self.lifecycle.begin()?;
-        // The mount itself fails where something is mounted already.
-        if !self.table().reserved.insert(mountpoint.to_owned()) {
-            let text = format!("another mount is being made at {}", mountpoint.display());
-            return Err(Failure::new(Kind::Busy, text));
-        }
-        Ok(MountpointReservation { manager: self, mountpoint, _alive: alive })
-    }
-
-    async fn make(self: &Arc<Self>, request: MountRequest) -> ApiResult<MountInfo> {
+    async fn make(
+        self: &Arc<Self>,
+        request: MountRequest,
+        reservation: MountpointReservation,
+    ) -> ApiResult<MountInfo> {
         // Ids and mount points of restored mounts go first.
         self.lifecycle.ready().await;
         let found = self.mounter.resolve(&request).await?;
-        let (manager, alive) = (Arc::clone(self), self.lifecycle.keep_alive());
+        let manager = Arc::clone(self);
         let (answer, answered) = oneshot::channel();
         // In a task: the client may go away while the record is written, which takes seconds on a disk that is busy.
-        tokio::spawn(async move {
-            let _alive = alive;
+        let task = tokio::spawn(async move {
+            let _reservation = reservation;
             let mounted = manager.mount_resolved(request, found).await;
             if let Err(Ok(unwanted)) = answer.send(mounted)
                 && !manager.lifecycle.is_closing()
@@ -123,7 +105,10 @@ impl MountManager {
                 tracing::warn!("a mount whose client has gone stays: {failure}");
             }
         });
-        answered.await.unwrap_or_else(|_| Err(Failure::closing()))
+        match answered.await {
+            Ok(mounted) => mounted,
+            Err(_) => Err(task.await.map_or_else(|error| lost(error).into(), |()| Failure::closing())),
+        }
     }
 
     /// Mounts a snapshot that was resolved for `request`. Dropping the future leaves a mount, or none.
