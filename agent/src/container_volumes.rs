@@ -149,11 +149,11 @@ impl ContainerVolumes {
 
     /// The volume with this key. One that could not be saved is forgotten when its directory is gone.
     async fn find(
-        &self,
+        self: &Arc<Self>,
         key: &str,
         request: &ContainerVolumeRequest,
     ) -> ApiResult<Option<Arc<ContainerVolume>>> {
-        let Some(found) = self.table.lock().get(key).cloned() else { return Ok(None) };
+        let Some(found) = self.find_or_restore(key).await? else { return Ok(None) };
         if found.is_unsaved() {
             let directory = found.directory.clone();
             if blocking(move || Ok(!directory.path().exists())).await? {
@@ -282,8 +282,8 @@ impl ContainerVolumes {
     /// Ends a volume: when this returns, the bind is gone, and what was written is being saved. It is no error where there is none.
     ///
     /// # Errors
-    /// [`Kind::Disk`] where it can't be unmounted, or its record can't be read; [`Kind::Busy`] while the directory of an earlier
-    /// run can't be had.
+    /// [`Kind::Disk`] where it can't be unmounted; [`Kind::Busy`] while the directory of an earlier run can't be had, or its record
+    /// can't be read.
     pub async fn unpublish(self: &Arc<Self>, key: &str) -> ApiResult<()> {
         self.lifecycle.ready().await;
         let Some(volume) = self.find_or_restore(key).await? else { return Ok(()) };
@@ -295,7 +295,8 @@ impl ContainerVolumes {
             return Err(Failure::new(Kind::Busy, text));
         };
         let is_ended = volume.end_time().is_some();
-        let is_unbound = if is_ended { self.is_taken(&volume) } else { published.is_err() };
+        let is_unbound =
+            if is_ended { self.is_taken(&volume) } else { published.is_err() && !volume.is_restored };
         if is_unbound {
             return Ok(());
         }
@@ -312,7 +313,11 @@ impl ContainerVolumes {
             let _ = stored.inspect_err(|error| tracing::warn!("{error}"));
             Ok(())
         };
-        Ok(blocking(unbind).await?)
+        blocking(unbind).await?;
+        if published.is_err() && !is_ended {
+            self.forget_lost(&volume).await;
+        }
+        Ok(())
     }
 
     /// Whether the target of a volume that was ended is another's by now.

@@ -116,6 +116,8 @@ pub struct ContainerVolume {
     pub directory: WritableDirectory,
     /// When it was published.
     pub began: DateTime<Utc>,
+    /// Whether an earlier run published it: what is bound at its target is its own, whether its directory can be had or not.
+    pub is_restored: bool,
     state: watch::Sender<State>,
     /// Keeps others from removing the directory.
     locks: Mutex<Vec<File>>,
@@ -156,7 +158,8 @@ impl ContainerVolume {
     ) -> Self {
         let ContainerVolumeRecord { request, began, ended, .. } = record;
         let state = watch::Sender::new(State { ended, ..State::default() });
-        Self { key, request, tenant, target, directory, began, state, locks: Mutex::default() }
+        let is_restored = false;
+        Self { key, request, tenant, target, directory, began, is_restored, state, locks: Mutex::default() }
     }
 
     /// Whether `other` asks for the same. Of one that is published, the rules of the node may have changed since.

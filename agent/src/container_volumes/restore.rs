@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use bdnfs::error::{Kind, Result};
-use bdnfs::task::blocking;
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::task::{blocking, lost};
 use tokio::time::sleep;
 
 use super::ContainerVolumes;
 use super::container_volume::{ContainerVolume, ContainerVolumeRecord, WritableDirectory};
+use crate::api::Failure;
 use crate::api::publication::is_publication_key;
 use crate::publications::bind::BindTarget;
 use crate::publications::reconcile::RECONCILE_INTERVAL;
@@ -37,19 +38,27 @@ impl ContainerVolumes {
     /// none.
     ///
     /// # Errors
-    /// [`Kind::Disk`] where its record still can't be read: what is bound where is not known, and must not be taken for gone.
+    /// [`Kind::Busy`] where its record still can't be read: what is bound where is not known, and must not be taken for gone.
     pub(super) async fn find_or_restore(self: &Arc<Self>, key: &str) -> Result<Option<Arc<ContainerVolume>>> {
         let known = self.table.lock().get(key).cloned();
         if known.is_some() {
             return Ok(known);
         }
-        let (volumes, own) = (Arc::clone(self), key.to_owned());
+        let (volumes, key) = (Arc::clone(self), key.to_owned());
+        // In a task: who asked may give up half-way.
+        tokio::spawn(async move { volumes.restore_one(key).await }).await.map_err(lost)?
+    }
+
+    async fn restore_one(self: &Arc<Self>, key: String) -> Result<Option<Arc<ContainerVolume>>> {
+        let volumes = Arc::clone(self);
         let found = blocking(move || {
-            let read = || if is_publication_key(&own) { volumes.records.get(&own) } else { Ok(None) };
+            let read = || if is_publication_key(&key) { volumes.records.get(&key) } else { Ok(None) };
             let advice =
                 "unmount its volume, save checkpoints with `bdnfs checkpoint push`, and remove the record";
-            let record = read().map_err(|error| error.advise(advice))?;
-            Ok(record.map(|record| volumes.locate(own, record)))
+            // Busy: a kubelet takes other errors for the end of the volume.
+            let unknown = |error: Error| Error::new(Kind::Busy, error.advise(advice).to_string());
+            let record = read().map_err(unknown)?;
+            Ok(record.map(|record| volumes.locate(key, record)))
         });
         let Some((new, is_lost)) = found.await? else { return Ok(None) };
         let volume = Arc::clone(self.table.lock().entry(new.key.clone()).or_insert_with(|| Arc::clone(&new)));
@@ -87,7 +96,9 @@ impl ContainerVolumes {
         let tenant = record.request.tenant.clone();
         let tenant = tenant.unwrap_or_else(|| self.mounts.mounter().engine.tenant().to_owned());
         let directory = WritableDirectory::new(&self.volumes, &tenant, &record);
-        (Arc::new(ContainerVolume::new(key, record, tenant, target, directory)), !is_same_boot || !is_bound)
+        let mut volume = ContainerVolume::new(key, record, tenant, target, directory);
+        volume.is_restored = true;
+        (Arc::new(volume), !is_same_boot || !is_bound)
     }
 
     /// Holds the directory of a volume of an earlier run, and goes on with it. False where it is to be tried again: its containers
@@ -117,19 +128,28 @@ impl ContainerVolumes {
                 false
             }
             Err(error) => {
-                let volumes = Arc::clone(&self.volumes);
-                if blocking(move || Ok(volumes.is_empty())).await.unwrap_or(true) {
-                    tracing::warn!(
-                        "volume {key} is not served: nothing lies in {directory}; mount its disk before the agent starts: {error}"
-                    );
-                    self.table.lock().remove(key);
-                } else {
-                    tracing::warn!("volume {key} is lost: {error}");
-                    self.forget(volume).await;
+                tracing::warn!(
+                    "volume {key} is not served: {error}; where nothing lies in {directory}, mount its disk before the agent starts"
+                );
+                // One that is still bound stays until it is unpublished.
+                if is_lost {
+                    self.forget_lost(volume).await;
                 }
-                volume.set_failed(error.into());
+                // Busy: a kubelet that publishes it again takes other errors for its end.
+                volume.set_failed(Failure::new(Kind::Busy, error.to_string()));
                 true
             }
+        }
+    }
+
+    /// Forgets a volume whose directory does not exist. Where no directory does, its disk is not mounted: its record stays for an agent
+    /// that finds it.
+    pub(super) async fn forget_lost(&self, volume: &Arc<ContainerVolume>) {
+        let volumes = Arc::clone(&self.volumes);
+        if blocking(move || Ok(volumes.is_empty())).await.unwrap_or(true) {
+            self.table.lock().remove(&volume.key);
+        } else {
+            self.forget(volume).await;
         }
     }
 

@@ -47,10 +47,10 @@ impl AccessArgs {
                 None => bail!("{name}: has no effect here; leave it out"),
             }
         }
-        match self.endpoint.as_ref().and_then(|_| different_services(sources)) {
+        match self.endpoint.as_ref().and_then(|_| find_different_services(sources)) {
             Some((one, other)) => bail!(
                 "{}: {one}:// and {other}:// have no service in common; set endpoints in the environment \
-                 (HF_ENDPOINT, AWS_ENDPOINT_URL_S3, ...) or mount them apart",
+                 (HF_ENDPOINT, AWS_ENDPOINT_URL_S3, ...) or name them in commands of their own",
                 written("endpoint")
             ),
             None => Ok(()),
@@ -80,8 +80,8 @@ impl AccessArgs {
     }
 }
 
-/// The schemes of two of `sources` that no service speaks both, if there are two: what is for one must not be sent to the other.
-fn different_services<'a>(sources: &[&'a Uri]) -> Option<(&'a str, &'a str)> {
+/// The schemes of two of `sources` that no service speaks both, if there are such.
+fn find_different_services<'a>(sources: &[&'a Uri]) -> Option<(&'a str, &'a str)> {
     fn protocol(uri: &Uri) -> &str {
         match uri {
             Uri::R2 { .. } | Uri::Cw { .. } => "s3",

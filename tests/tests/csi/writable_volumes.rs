@@ -218,9 +218,13 @@ fn volume_with_an_unreadable_record_is_not_taken_for_gone() {
     let [record] = node.records().try_into().unwrap();
     fs::write(&record, "{").unwrap();
     node.start_agent();
-    let error = node.0.kubelet.unpublish(&volume).unwrap_err();
-    assert!(error.message().contains(record.to_str().unwrap()), "{error:?}");
-    assert_eq!(fs::read_to_string(target.join("checkpoint-1/model")).unwrap(), "one");
+    // A kubelet that was started again publishes it anew.
+    for told in [node.0.kubelet.publish(&volume), node.0.kubelet.unpublish(&volume)] {
+        let error = told.unwrap_err();
+        assert!(error.message().contains(record.to_str().unwrap()), "{error:?}");
+        assert_eq!(fs::read_to_string(target.join("checkpoint-1/model")).unwrap(), "one");
+    }
+    assert_eq!(fs::read(&record).unwrap(), b"{");
     // What the message says to do.
     rustix::mount::unmount(&target, rustix::mount::UnmountFlags::empty()).unwrap();
     fs::remove_dir(&target).unwrap();
@@ -228,6 +232,19 @@ fn volume_with_an_unreadable_record_is_not_taken_for_gone() {
     node.0.kubelet.unpublish(&volume).unwrap();
     let kept = node.directory().join("checkpoints/checkpoint-1/model");
     assert_eq!(fs::read_to_string(kept).unwrap(), "one");
+}
+
+#[test]
+fn volume_whose_directory_is_gone_is_unbound_when_it_is_unpublished() {
+    let (mut node, volume, target) = node_with_checkpoints();
+    node.crash_agent_and_savers();
+    fs::remove_dir_all(node.directory()).unwrap();
+    node.start_agent();
+    assert_eq!(node.0.kubelet.publish(&volume).unwrap_err().code(), Code::Aborted);
+    assert!(is_mounted(&target));
+    node.0.kubelet.unpublish(&volume).unwrap();
+    assert!(!is_mounted(&target) && node.records().is_empty());
+    node.await_end();
 }
 
 #[test]
