@@ -1,6 +1,6 @@
 //! The mount manager: the table of all mounts, and what is done with them.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -17,7 +17,7 @@ use super::handover::Handover;
 use super::mount::ManagedMount;
 use super::mounter::Mounter;
 use super::record::{FailedMount, MountRecord, MountRecords};
-use super::reservation::MountpointReservation;
+use super::reservation::{MountpointReservation, MountpointReservations};
 use super::resolved_snapshot::ResolvedSnapshot;
 use crate::api::{ApiResult, Failure, LostMount, MountInfo, MountRequest, StageStatus};
 use crate::lifecycle::{KeepAlive, Lifecycle};
@@ -37,6 +37,7 @@ pub struct MountManager {
     pub(super) records: MountRecords,
     pub(super) handover: Handover,
     pub(super) lifecycle: Arc<Lifecycle>,
+    reservations: MountpointReservations,
     table: Mutex<MountTable>,
 }
 
@@ -47,8 +48,6 @@ pub(super) struct MountTable {
     pub(super) failed: BTreeMap<u64, FailedMount>,
     /// The highest id of a mount so far.
     pub(super) last: u64,
-    /// Mount points that a mount is being made at.
-    pub(super) reserved: HashSet<PathBuf>,
 }
 
 impl MountManager {
@@ -58,7 +57,8 @@ impl MountManager {
     /// [`Kind::Disk`].
     pub fn new(mounter: Mounter, handover: Handover, lifecycle: Arc<Lifecycle>) -> Result<Self> {
         let records = MountRecords::open(&mounter.cache, lifecycle.is_persistent())?;
-        Ok(Self { mounter, records, handover, lifecycle, table: Mutex::default() })
+        let (reservations, table) = Default::default();
+        Ok(Self { mounter, records, handover, lifecycle, reservations, table })
     }
 
     /// The mounter, which makes its mounts.
@@ -75,7 +75,7 @@ impl MountManager {
                 format!("the cache lies below {at}, so the mount would hide it; choose another directory");
             return Err(Failure::new(Kind::Invalid, text));
         }
-        let reservation = MountpointReservation::new(self, &mountpoint)?;
+        let reservation = self.reservations.reserve(&mountpoint, self.lifecycle.begin()?)?;
         self.check_disk().await?;
         tokio::select! {
             biased;
