@@ -152,8 +152,11 @@ fn note_digest(partial: &PartialBlob) {
 
 fn promote(partial: &PartialBlob) -> Result<File> {
     let layout = partial.layout();
-    layout.promote(partial.key())?;
-    layout.remove(partial.key(), BlobFile::Map)?;
+    // A verify may have found damage while the flush was awaited.
+    partial.while_complete(|| {
+        layout.promote(partial.key())?;
+        layout.remove(partial.key(), BlobFile::Map)
+    })?;
     // Only now: a read-only part could not be resumed after a crash.
     if let Err(error) = partial.file().set_permissions(std::fs::Permissions::from_mode(0o400)) {
         tracing::debug!(key = %partial.key(), %error, "a blob is kept writable");

@@ -258,6 +258,19 @@ impl PartialBlob {
         }
     }
 
+    /// Runs `work` while all blocks are here, and none can be found damaged meanwhile.
+    ///
+    /// # Errors
+    /// Those of `work`; [`Kind::Corrupt`] where a block is not here any more.
+    pub(super) fn while_complete<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _map = self.map.as_ref().map(Mutex::lock);
+        if self.presence.missing() > 0 {
+            let text = format!("a block of blob {} was found damaged before it was whole", self.key);
+            return Err(Error::new(Kind::Corrupt, text));
+        }
+        work()
+    }
+
     /// The digest of the whole content, when all blocks are here; `None` when the map can't tell it.
     pub(super) fn digest(&self) -> Option<Digest> {
         match (&self.key, &self.map) {

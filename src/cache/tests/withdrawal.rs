@@ -77,3 +77,25 @@ fn blob_repaired_while_another_verification_reads_it_stays() {
         assert_eq!(cache.partition.used(), used);
     }
 }
+
+#[test]
+fn part_with_a_block_found_damaged_while_its_commit_waits_does_not_become_whole() {
+    let home = tempfile::tempdir().expect("a directory");
+    let (cache, size) = (open(home.path(), UNLIMITED), 2 * BLOCK);
+    let bytes = content(size, 1);
+    let partial = cache.begin(&key(1), size).expect("a part");
+    (0..2).for_each(|index| partial.put(&block(&bytes, index)).expect("put"));
+    partial.file().write_all_at(b"rot", BLOCK).expect("written");
+    assert!(!partial.recheck(1), "it is damaged");
+    let commit = || {
+        let (done, whole) = mpsc::channel();
+        cache.committer().commit(partial.clone(), move |file| done.send(file).expect("the test waits"));
+        whole.recv().expect("an answer")
+    };
+    assert_eq!(commit().expect_err("a block is missing").kind(), Kind::Corrupt);
+    assert!(cache.open_whole(&key(1), size).expect("no fault").is_none());
+    partial.put(&block(&bytes, 1)).expect("put again");
+    let mut read = vec![0; size as usize];
+    commit().expect("whole").read_exact_at(&mut read, 0).expect("read");
+    assert_eq!(read, bytes);
+}
