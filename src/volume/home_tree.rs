@@ -125,10 +125,11 @@ impl Scan {
         Ok(kept)
     }
 
-    /// Whether any file or directory was changed in any way at `since` or later, in nanoseconds since 1970.
+    /// Whether any file or directory was changed in any way, or any link was made, at `since` or later, in nanoseconds since 1970.
     pub fn is_touched_since(&self, since: i64) -> bool {
         self.files.values().any(|file| file.touched().is_none_or(|at| at >= since.into()))
             || self.directories.values().chain(self.renamed.values()).any(|at| is_at_or_after(at, since))
+            || self.links.values().any(|(_, at)| is_at_or_after(at, since))
     }
 
     /// The paths of the files and links to which nothing was done at `since` or later, in nanoseconds since 1970, but that a

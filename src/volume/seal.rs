@@ -185,10 +185,11 @@ impl Seal {
         markers.filter(move |(_, file)| Some(file.mtime) > others).map(|(path, _)| path)
     }
 
-    /// Whether it is what is left of `whole`: fewer files, each in the version that it has there.
+    /// Whether it is what is left of `whole`: fewer files, each with the content that it has there. Who removes files may give others
+    /// new permissions, and one of several hard links.
     pub fn is_remainder_of(&self, whole: &Self) -> bool {
         let is_there = |(path, file): (&EncodedPath, &ScannedFile)| {
-            whole.files.get(path).is_some_and(|one| one.version_on_device() == file.version_on_device())
+            whole.files.get(path).is_some_and(|one| one.content_version() == file.content_version())
         };
         self.files.len() < whole.files.len() && self.files.iter().all(is_there)
     }
@@ -295,6 +296,12 @@ impl Seal {
 }
 
 impl ScannedFile {
+    /// Its version on its device without the time of its last change, which is the last part.
+    fn content_version(&self) -> &str {
+        let version = self.version_on_device();
+        version.rsplit_once('-').map_or(version, |(content, _)| content)
+    }
+
     /// Its version without the number of the device, which may be another after a boot; no walk leaves its device.
     fn version_on_device(&self) -> &str {
         self.version.split_once('-').map_or(&self.version, |(_, rest)| rest)

@@ -116,6 +116,20 @@ fn tree_has_all_in_a_renamed_directory_as_touched() {
 }
 
 #[test]
+fn tree_with_a_new_link_alone_counts_as_touched() {
+    let home = tempfile::tempdir().expect("a directory");
+    fs::write(home.path().join("file"), "1").expect("a file");
+    let directory = open(home.path());
+    std::thread::sleep(Duration::from_millis(50));
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("later");
+    let since = since.as_nanos() as i64;
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!directory.walk().expect("a walk").is_touched_since(since));
+    std::os::unix::fs::symlink("file", home.path().join("link")).expect("a link");
+    assert!(directory.walk().expect("a walk").is_touched_since(since));
+}
+
+#[test]
 fn quiet_tree_leaves_out_what_is_being_written() {
     ignore_lease_signal();
     let home = tempfile::tempdir().expect("a directory");

@@ -63,6 +63,9 @@ fn fingerprint_of_a_seal_on_a_device_with_another_number_is_the_same() {
     let (before, after) = (seal(&["66305-7-1-5-5", "66305-8-1-5-5"]), seal(&["64-7-1-5-5", "64-8-1-5-5"]));
     assert_eq!(before.fingerprint(), after.fingerprint());
     assert!(seal(&["64-7-1-5-5"]).is_remainder_of(&before));
+    // It has been given other permissions, or another link of it is gone; or it was written.
+    assert!(seal(&["64-7-1-5-9"]).is_remainder_of(&before));
+    assert!(!seal(&["64-7-1-9-9"]).is_remainder_of(&before));
     assert_ne!(before.fingerprint(), seal(&["66305-7-1-5-5", "66305-9-1-5-5"]).fingerprint());
     let recorded = before.digest(|file| &file.version);
     assert!(before.is_recorded_as(&recorded) && before.is_recorded_as(&after.fingerprint()));
