@@ -133,6 +133,7 @@ fn fdstore_met_by_a_newer_agent_keeps_mounts_for_the_next() {
     let agent = env.machine.agent("");
     let point = env.machine.mount("s3://bucket", "mnt");
     let device = rustix::fs::stat(&point).unwrap().st_dev;
+    eventually("there is an fd store", || !env.machine.fdstores().is_empty());
     let store = env.machine.fdstores();
     agent.crash();
 

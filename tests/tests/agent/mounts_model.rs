@@ -212,6 +212,8 @@ impl StateMachineTest for RealMounts {
         let (secrets, keys) = (env.machine.directory("secrets"), Keys::sample());
         let secret = serde_json::json!({
             "aws_access_key_id": keys.access, "aws_secret_access_key": keys.secret, "aws_region": "us-east-1",
+            // With a secret that only the agent has, the endpoint of a client's environment is not used.
+            "aws_endpoint": env.proxy.url(),
         });
         fs::write(secrets.join("s3"), secret.to_string()).expect("written");
         let config = format!("secrets = [{secrets:?}]");
