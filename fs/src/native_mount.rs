@@ -16,7 +16,7 @@ use std::time::Duration;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::native::NativeSnapshot;
 use bdnfs::task::blocking;
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 use rustix::path::Arg;
@@ -82,19 +82,15 @@ impl NativeMount {
         options: &Options,
     ) -> Result<Option<Self>> {
         let mountpoint = mount.mountpoint();
+        // Before anything is made, or others are kept waiting.
+        if !await_unused(mountpoint) {
+            return Ok(None);
+        }
         let unused = || {
             // Bind mounts of it, here or in a container, would stay on FUSE unnoticed.
             let mounts = mounts::all()?.iter().filter(|mounted| mounted.device == mount.device).count();
             let is_alone = mounts == 1 && !mounts::is_mounted_elsewhere(mountpoint)?;
-            Ok(is_alone
-                && (0..USE_CHECKS).any(|check| {
-                    if check > 0 {
-                        thread::sleep(USE_CHECK_PAUSE);
-                    }
-                    // This does not unmount it, but tells whether it is unused.
-                    let expire = UnmountFlags::EXPIRE | UnmountFlags::NOFOLLOW;
-                    rustix::mount::unmount(mountpoint, expire) == Err(Errno::AGAIN)
-                }))
+            Ok(is_alone && mark_unused(mountpoint))
         };
         let how = (MoveMountFlags::MOVE_MOUNT_BENEATH, unused);
         let mounted = Self::attach(superblocks, native, mountpoint, options, how)?;
@@ -257,6 +253,25 @@ impl Drop for NativeMount {
             tracing::warn!(mountpoint = %self.mountpoint.display(), %error, "cannot unmount");
         }
     }
+}
+
+/// Waits until nobody uses the mount at `mountpoint`, for half a second. False where somebody still does.
+fn await_unused(mountpoint: &Path) -> bool {
+    let is_unused = (0..USE_CHECKS).any(|check| {
+        if check > 0 {
+            thread::sleep(USE_CHECK_PAUSE);
+        }
+        mark_unused(mountpoint)
+    });
+    // Any use takes the mark away: a marked one would be unmounted by the next look.
+    let _ = rustix::fs::open(mountpoint, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    is_unused
+}
+
+/// Marks the mount at `mountpoint` as expired if nobody uses it, and says whether it did. It stays mounted, if it was not marked.
+fn mark_unused(mountpoint: &Path) -> bool {
+    let expire = UnmountFlags::EXPIRE | UnmountFlags::NOFOLLOW;
+    rustix::mount::unmount(mountpoint, expire) == Err(Errno::AGAIN)
 }
 
 fn covered(mountpoint: &Path) -> Error {
