@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::{MOUNT_TABLE_PATH, MountEntry, entries};
+use super::{MountEntry, all};
 
 /// Where the kernel lists block devices, loop devices among them.
 const BLOCK_DEVICES_PATH: &str = "/sys/block";
@@ -31,8 +31,7 @@ impl fmt::Display for MountDependent {
 
 /// What depends on `mounted`, as far as this mount namespace shows it.
 pub fn dependents(mounted: &MountEntry) -> Vec<MountDependent> {
-    let table = fs::read(MOUNT_TABLE_PATH).unwrap_or_default();
-    let mut found = mounts_below(&table, &mounted.mountpoint);
+    let mut found = mounts_below(all().unwrap_or_default(), &mounted.mountpoint);
     let devices = fs::read_dir(BLOCK_DEVICES_PATH).into_iter().flatten().flatten();
     found.extend(devices.filter_map(|device| {
         let file = fs::read(device.path().join("loop/backing_file")).ok()?;
@@ -42,14 +41,16 @@ pub fn dependents(mounted: &MountEntry) -> Vec<MountDependent> {
     found
 }
 
-/// The mounts below `mountpoint` in the mount table `table`. An overlay is none of them: it has copies of the mounts of its layers.
-fn mounts_below(table: &[u8], mountpoint: &Path) -> Vec<MountDependent> {
+/// Those of `mounts` that are below `mountpoint`. An overlay is none of them: it has copies of the mounts of its layers.
+fn mounts_below(mounts: Vec<MountEntry>, mountpoint: &Path) -> Vec<MountDependent> {
     let is_below = |at: &PathBuf| at != mountpoint && at.starts_with(mountpoint);
-    entries(table).map(|mounted| mounted.mountpoint).filter(is_below).map(MountDependent::Mount).collect()
+    let mountpoints = mounts.into_iter().map(|mounted| mounted.mountpoint);
+    mountpoints.filter(is_below).map(MountDependent::Mount).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::entries;
     use super::*;
 
     #[test]
@@ -57,7 +58,7 @@ mod tests {
         let table = b"1 0 0:40 / /mnt/model rw - fuse.bdnfs s3://x rw\n\
             2 1 8:1 / /mnt/model/below rw - ext4 /dev/a rw\n\
             3 1 8:1 / /mnt/models rw - ext4 /dev/a rw\n";
-        let found = mounts_below(table, Path::new("/mnt/model"));
+        let found = mounts_below(entries(table).collect(), Path::new("/mnt/model"));
         let named: Vec<_> = found.iter().map(ToString::to_string).collect();
         assert_eq!(named, ["the mount at /mnt/model/below"]);
     }
