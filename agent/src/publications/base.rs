@@ -91,6 +91,11 @@ impl Base {
         self.key.snapshot
     }
 
+    /// Whether its key is `key`.
+    pub fn has_key(&self, key: &BaseKey) -> bool {
+        self.key == *key
+    }
+
     /// The mount of the base, once it has one.
     pub fn mount(&self) -> Option<&Arc<ManagedMount>> {
         self.mount.get()
@@ -254,7 +259,9 @@ impl Bases {
             base.staging_since.get_or_init(Instant::now);
             stage_all(&self.mounts, std::slice::from_ref(mount), |_| ()).await
         };
-        base.staged.get_or_try_init(|| stage).await.map(drop)
+        base.staged.get_or_try_init(|| stage).await?;
+        // It may have lost blocks since, or be looked through after a restart.
+        stage_all(&self.mounts, std::slice::from_ref(mount), |_| ()).await
     }
 
     /// Fetches again what bases have lost, where that failed before.

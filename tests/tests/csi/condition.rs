@@ -4,14 +4,17 @@ use std::fs;
 
 use bdnfs_tests::MIB;
 use bdnfs_tests::kubelet::CALL_DEADLINE;
-use bdnfs_tests::mounts::is_local;
+use bdnfs_tests::mounts::{is_local, is_mounted};
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::rot::{flip_byte, largest_file};
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::tree::assert_same;
 
+use tonic::Code;
+
 use crate::kit::{KubernetesNode, secret};
+use crate::publish::SHORT_DEADLINE;
 
 #[test]
 fn volume_that_has_lost_data_is_abnormal_until_that_is_local_again() {
@@ -63,6 +66,33 @@ fn volume_that_has_lost_data_is_abnormal_until_that_is_local_again() {
     assert!(is_local(&path));
     assert_same(&bytes, &fs::read(path).unwrap(), "weights");
     node.kubelet.unpublish(&volume).unwrap();
+}
+
+#[test]
+fn pod_that_joins_a_volume_which_has_lost_data_waits_until_that_is_local_again() {
+    for restart in [false, true] {
+        let mut node = KubernetesNode::new(SHORT_DEADLINE);
+        node.env.put("weights", 3 * MIB);
+        let [first, second] = ["first", "second"].map(|pod| node.volume(pod));
+        node.kubelet.mount(&first);
+        node.env.proxy.set(NetworkFault { rate: Some(32 << 10), ..NetworkFault::default() });
+        flip_byte(&largest_file(&node.env.machine.cache().join("tenants")), MIB as u64);
+        let cache = node.env.machine.cache().to_str().unwrap();
+        node.env.machine.run(&["cache", "verify", "--cache-dir", cache]).fails(&["damaged"]);
+        if restart {
+            node.agent.take().unwrap().crash();
+            node.start_agent();
+        }
+        let refused = node.kubelet.call_publish(&second).unwrap_err();
+        assert_eq!(refused.code(), Code::Aborted, "{refused}");
+        let target = node.kubelet.target(&second);
+        assert!(!is_mounted(&target), "its pod would start without its data");
+        node.env.proxy.set(NetworkFault::default());
+        node.kubelet.mount(&second);
+        assert!(is_local(&target.join("weights")));
+        node.kubelet.unpublish(&first).unwrap();
+        node.kubelet.unpublish(&second).unwrap();
+    }
 }
 
 #[test]
