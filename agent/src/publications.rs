@@ -22,6 +22,7 @@ mod record;
 mod renewal;
 mod sources;
 mod trust;
+mod unreadable_records;
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
@@ -48,6 +49,7 @@ use base::Bases;
 use bind::BindTarget;
 use publication::Publication;
 use record::PublicationRecord;
+use unreadable_records::UnreadableRecords;
 
 pub use cdi::is_device_name;
 pub use publication_config::PublicationConfig;
@@ -78,6 +80,7 @@ pub struct Publications {
     records: Records<PublicationRecord>,
     /// Records of this boot that are to be restored, by key.
     last_run: Mutex<BTreeMap<String, PublicationRecord>>,
+    unreadable: UnreadableRecords,
     /// The bases of the previous boot.
     last_boot: HashSet<PathBuf>,
     boot: String,
@@ -102,8 +105,9 @@ impl Publications {
         let cache = &mounts.mounter().cache;
         let records = Records::<PublicationRecord>::open(cache, "publications")?;
         let boot = boot::id()?;
+        let (readable, unreadable) = UnreadableRecords::read(&records)?;
         let (last_run, dropped): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            records.all()?.into_iter().partition(|(_, record)| record.boot == boot);
+            readable.into_iter().partition(|(_, record)| record.boot == boot);
         for key in dropped.keys() {
             records.remove(key)?;
         }
@@ -124,12 +128,13 @@ impl Publications {
             bases,
             records,
             last_run,
+            unreadable,
             last_boot,
             boot,
             table,
             ending,
         };
-        if is_empty {
+        if is_empty && !publications.has_unreadable_record() {
             publications.remove_devices();
         }
         if let Err(error) = publications.remove_orphans_of_last_run() {
@@ -166,6 +171,9 @@ impl Publications {
             published.cancel();
         }
         let target = self.check(key, &request).await?;
+        if let Some(target) = &target {
+            self.adopt(key, &request, target).await?;
+        }
         let publication = loop {
             let (found, is_new) = self.find_or_insert(key, &request, target.as_ref())?;
             if is_new {
@@ -270,13 +278,15 @@ impl Publications {
         }
         let new = Arc::new(Publication::new(key.to_owned(), request.clone(), target.cloned())?);
         table.insert(key.to_owned(), Arc::clone(&new));
+        self.unreadable.forget(key);
         Ok((new, true))
     }
 
     /// Ends a publication, whatever its state, and waits until what was bound is gone. It is no error where there is none.
     ///
     /// # Errors
-    /// Why it can't be unbound; then it stays published.
+    /// Why it can't be unbound; then it stays published. [`Kind::Busy`] also for one of an earlier run whose record can't be read, where
+    /// nothing else tells what it has bound.
     pub async fn unpublish(self: &Arc<Self>, key: &str) -> ApiResult<()> {
         self.lifecycle.ready().await;
         let found = self.table.lock().get(key).cloned();
@@ -295,10 +305,15 @@ impl Publications {
         let (publications, key) = (Arc::clone(self), key.to_owned());
         let removed = blocking(move || {
             let is_published_again = publications.table.lock().contains_key(&key);
-            let has_record = is_publication_key(&key) && !is_published_again;
-            if has_record { publications.records.remove(&key) } else { Ok(()) }
+            if !is_publication_key(&key) || is_published_again {
+                return Ok(());
+            }
+            publications.unbind_unknown(&key)?;
+            publications.records.remove(&key)
         });
-        Ok(removed.await?)
+        removed.await?;
+        self.release_kept_bases().await;
+        Ok(())
     }
 
     /// The status of a publication.
@@ -347,6 +362,11 @@ impl Publications {
 
     fn all(&self) -> Vec<Arc<Publication>> {
         self.table.lock().values().cloned().collect()
+    }
+
+    /// The targets of all.
+    fn targets(&self) -> Vec<PathBuf> {
+        self.all().iter().filter_map(|one| Some(one.target.as_ref()?.path())).collect()
     }
 
     /// Removes a publication from the table.

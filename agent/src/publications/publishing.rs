@@ -173,7 +173,7 @@ impl Publications {
 }
 
 /// The mount request for `asked`, without a mount point yet.
-fn mount_request(asked: PublicationRequest, inline_sources: &[String]) -> Result<MountRequest> {
+pub(super) fn mount_request(asked: PublicationRequest, inline_sources: &[String]) -> Result<MountRequest> {
     let access = trust::access(&asked, inline_sources)?;
     let PublicationRequest { source, allow, ignore, mirror, tenant, uid, gid, layout, .. } = asked;
     let weights = Weights { source, mountpoint: PathBuf::new(), allow, ignore, access, layout };

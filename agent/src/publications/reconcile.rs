@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use bdnfs::error::Result;
 use bdnfs::task::blocking;
-use bdnfs_fs::mounts;
+use bdnfs_fs::mounts::{self, MountEntry};
 use rustix::process::geteuid;
 
 use super::Publications;
@@ -29,6 +29,8 @@ pub const RECONCILE_INTERVAL: Duration = Duration::from_secs(5 * 60);
 /// The prefixes of the keys of publications for containers of OCI runtimes, and for jobs of Slurm.
 const OCI_KEY_PREFIX: &str = "oci-";
 const SLURM_KEY_PREFIX: &str = "slurm-";
+/// The directory in which a kubelet binds the `subPath`s of volumes for containers.
+const KUBELET_SUBPATHS_DIRECTORY: &str = "volume-subpaths";
 
 impl Publications {
     /// The purpose of the mount at `mountpoint` of an earlier run, if it is a base.
@@ -42,8 +44,12 @@ impl Publications {
             let admitted = records.any(|record| record.request.staging == Staging::Wait);
             return Some(MountPurpose::Deployment { admitted });
         }
-        let rebooted = self.last_boot.contains(mountpoint);
-        Some(if rebooted { MountPurpose::LastBoot } else { MountPurpose::Ended })
+        Some(match self.last_boot.contains(mountpoint) {
+            true => MountPurpose::LastBoot,
+            // A pod may read from it.
+            false if self.has_unreadable_record() => MountPurpose::Deployment { admitted: true },
+            false => MountPurpose::Ended,
+        })
     }
 
     /// Restores what was published in this boot, once the mounts are back: binds are left as they are where their bases were
@@ -58,15 +64,12 @@ impl Publications {
             }
             let (publications, name) = (Arc::clone(self), key.clone());
             match blocking(move || Ok(publications.restore_one(key, record))).await {
-                Ok((publication, true)) => {
-                    publication.set_published("published before the agent was started again".to_owned());
-                    self.table.lock().insert(name, Arc::clone(&publication));
-                    tokio::spawn(Arc::clone(self).unpublish_when_cancelled(publication));
-                }
+                Ok((publication, true)) => self.resume_published(publication),
                 Ok((publication, false)) => ended.push(publication),
                 Err(error) => tracing::error!("publication {name} cannot be restored: {error}"),
             }
         }
+        self.keep_bases();
         // Now that it is known which bases others have.
         for publication in ended {
             tracing::info!("publication {} ended while there was no agent", publication.key);
@@ -74,6 +77,13 @@ impl Publications {
                 tracing::error!("cannot unpublish {}: {error}", publication.key);
             }
         }
+    }
+
+    /// Goes on with a publication of an earlier run that is still bound.
+    pub(super) fn resume_published(self: &Arc<Self>, publication: Arc<Publication>) {
+        publication.set_published("published before the agent was started again".to_owned());
+        self.table.lock().insert(publication.key.clone(), Arc::clone(&publication));
+        tokio::spawn(Arc::clone(self).unpublish_when_cancelled(publication));
     }
 
     /// Resumes a publication that was pending when the agent ended.
@@ -95,7 +105,7 @@ impl Publications {
     }
 
     /// A publication of an earlier run, and whether it is still bound, or may be. Blocks on the local disk.
-    fn restore_one(&self, key: String, record: PublicationRecord) -> (Arc<Publication>, bool) {
+    pub(super) fn restore_one(&self, key: String, record: PublicationRecord) -> (Arc<Publication>, bool) {
         let target = record.request.target.as_deref().map(|path| self.target_of_last_run(path));
         let is_staged = record.request.staging == Staging::Wait;
         let base = self.mounts.at(&record.base).map(|mount| self.bases.restore(mount, is_staged));
@@ -167,13 +177,12 @@ impl Publications {
                 one.target.as_ref().is_some_and(|at| !is_there(&at.path()) || at.is_unwanted())
             });
             let lost: Vec<_> = lost.collect();
-            let known: Vec<_> =
-                publications.all().iter().filter_map(|one| Some(one.target.as_ref()?.path())).collect();
-            publications.remove_orphans(&mounted, &known);
+            publications.remove_orphans(&mounted, &publications.targets());
             let ended: Vec<_> = publications.all().into_iter().filter(|one| has_ended_job(one)).collect();
             Ok((lost, ended, publications.find_unused()?))
         });
         let (lost, ended, found) = compared.await?;
+        self.release_kept_bases().await;
         let is_unused = |one: &Arc<Publication>| unused.contains(&one.key) && found.contains(&one.key);
         let unused = self.all().into_iter().filter(is_unused).collect();
         let reasons = [
@@ -212,12 +221,15 @@ impl Publications {
         Ok(unused)
     }
 
-    /// Unbinds what an earlier run has bound, and has no record of that can be read. To be called while its bases are mounted, by
-    /// which it is known. Blocks on the local disk.
+    /// Unbinds what an earlier run has bound, and has no record of. To be called while its bases are mounted, by which it is known.
+    /// Blocks on the local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk) when the mount table can't be read.
     pub(super) fn remove_orphans_of_last_run(&self) -> Result<()> {
+        if self.has_unreadable_record() {
+            return Ok(());
+        }
         let last_run = self.last_run.lock();
         let targets = last_run.values().filter_map(|record| record.request.target.as_deref());
         let located = targets.map(|path| self.target_of_last_run(path).path()).collect::<Vec<_>>();
@@ -225,30 +237,54 @@ impl Publications {
         Ok(())
     }
 
-    /// Unbinds those binds of our bases below the target directories that are not at `known` targets. Blocks on the local disk.
-    fn remove_orphans(&self, mounted: &[mounts::MountEntry], known: &[PathBuf]) {
+    /// Unbinds those binds of our bases that are not at `known` targets, unless they may belong to a record that can't be read.
+    /// Blocks on the local disk.
+    fn remove_orphans(&self, mounted: &[MountEntry], known: &[PathBuf]) {
+        let unclaimed = self.unclaimed_binds(mounted, known);
+        if self.may_have_unknown(&unclaimed) {
+            return;
+        }
         let bases = mounted.iter().filter(|entry| self.bases.has(&entry.mountpoint));
         let devices: Vec<_> = bases.map(|entry| entry.device).collect();
-        let directories: Vec<_> =
-            self.config.targets.iter().filter_map(|path| path.canonicalize().ok()).collect();
-        for entry in mounted.iter().filter(|entry| entry.ours() && devices.contains(&entry.device)) {
-            if self.bases.has(&entry.mountpoint) || known.contains(&entry.mountpoint) {
-                continue;
-            }
-            let Ok(orphan) = BindTarget::locate(&entry.mountpoint, &directories) else { continue };
+        for (orphan, entry) in unclaimed.into_iter().filter(|(_, entry)| devices.contains(&entry.device)) {
             tracing::warn!("removing {}, which belongs to no publication", entry.mountpoint.display());
             if let Err(error) = orphan.unbind() {
                 tracing::warn!("{error}");
             }
         }
     }
+
+    /// The binds below the target directories that may be ours and are not at `known` targets. Touches the local disk.
+    pub(super) fn unclaimed_binds<'a>(
+        &self,
+        mounted: &'a [MountEntry],
+        known: &[PathBuf],
+    ) -> Vec<(BindTarget, &'a MountEntry)> {
+        let directories: Vec<_> =
+            self.config.targets.iter().filter_map(|path| path.canonicalize().ok()).collect();
+        let unclaimed = mounted.iter().filter(|entry| {
+            may_be_bound_by_us(entry)
+                && !self.bases.has(&entry.mountpoint)
+                && !known.contains(&entry.mountpoint)
+        });
+        let locate =
+            |entry: &'a MountEntry| Some((BindTarget::locate(&entry.mountpoint, &directories).ok()?, entry));
+        unclaimed.filter_map(locate).collect()
+    }
+}
+
+/// Whether a bind of the agent can look like that: all of a base, and not at a place where a kubelet binds parts of volumes itself.
+fn may_be_bound_by_us(entry: &MountEntry) -> bool {
+    let is_subpath =
+        |path: &Path| path.components().any(|part| part.as_os_str() == KUBELET_SUBPATHS_DIRECTORY);
+    entry.ours() && entry.root == Path::new("/") && !is_subpath(&entry.mountpoint)
 }
 
 /// Whether something of ours is bound to `target` of an earlier run, covered or not: `base`, where that is there.
 fn restore_bind(target: &BindTarget, base: Option<&Base>) -> Result<bool> {
     let stack = mounts::stack_at(&target.path())?;
-    let is_on_top = stack.last().is_some_and(mounts::MountEntry::ours);
-    let Some(bound) = stack.into_iter().rfind(mounts::MountEntry::ours) else { return Ok(false) };
+    let is_on_top = stack.last().is_some_and(MountEntry::ours);
+    let Some(bound) = stack.into_iter().rfind(MountEntry::ours) else { return Ok(false) };
     if let Some(base) = base
         && mounts::at(base.path())?.is_some_and(|mounted| mounted.device != bound.device)
     {

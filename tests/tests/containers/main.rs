@@ -14,6 +14,7 @@ mod oci_hook;
 mod publications;
 mod restarts;
 mod slurm;
+mod unclaimed_binds;
 mod upgrade;
 mod waiting_requests;
 mod writable_volumes;

@@ -242,26 +242,6 @@ fn unpublish_under_a_mount_of_somebody_else_fails_until_that_is_gone() {
 }
 
 #[test]
-fn bind_whose_record_cannot_be_read_is_removed_by_the_next_agent() {
-    let env = TestEnv::new();
-    env.put("file", 5);
-    let agent = env.machine.agent(&config(&env.machine));
-    let [(lost, lost_target), (kept, kept_target)] = ["lost", "kept"].map(|name| bound(&env, "", name));
-    publish(&agent, "lost", &lost);
-    publish(&agent, "kept", &kept);
-    agent.crash();
-    fs::write(env.machine.cache().join("state/publications/lost.json"), "garbage").unwrap();
-    let agent = env.machine.agent(&config(&env.machine));
-    eventually("it is unbound", || !is_mounted(&lost_target));
-    assert!(is_mounted(&kept_target), "what has a record stays");
-    publish(&agent, "lost", &lost);
-    assert!(is_mounted(&lost_target));
-    unpublish(&agent, "lost");
-    unpublish(&agent, "kept");
-    assert_nothing_left(&env);
-}
-
-#[test]
 fn failed_publication_leaves_nothing_and_is_retried() {
     let env = TestEnv::new();
     env.put("file", 5);

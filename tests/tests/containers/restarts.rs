@@ -15,9 +15,7 @@ use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::assert_same;
 use serde_json::{Value, json};
 
-use crate::kit::{
-    assert_nothing_left, bases, bound, config, publish, put, records, request, targets, unpublish,
-};
+use crate::kit::{assert_nothing_left, bases, bound, config, publish, put, records, targets, unpublish};
 
 /// The device of a directory, which tells mounts apart.
 fn device(path: &std::path::Path) -> u64 {
@@ -284,21 +282,6 @@ fn publication_with_unmounted_target_ends_when_the_next_agent_starts() {
     assert_eq!(agent.get("/v1/publications").json()["publications"], json!([]));
     eventually("its base has ended", || bases(&env.machine).is_empty());
     assert_nothing_left(&env);
-}
-
-#[test]
-fn bind_without_a_record_is_removed_when_the_next_agent_starts() {
-    let env = TestEnv::new();
-    env.put("file", 5);
-    let agent = env.machine.agent(&config(&env.machine));
-    let (first, target) = bound(&env, "", "orphan");
-    publish(&agent, "orphan", &first);
-    publish(&agent, "base", &request(&env, ""));
-    agent.crash();
-    fs::remove_file(env.machine.cache().join("state/publications/orphan.json")).unwrap();
-    let _agent = env.machine.agent(&config(&env.machine));
-    eventually("the bind is gone", || !is_mounted(&target) && !target.exists());
-    assert_eq!(bases(&env.machine).len(), 1);
 }
 
 #[test]

@@ -240,3 +240,24 @@ fn unpublish_without_an_agent_is_unavailable_and_leaves_the_mount() {
     node.start_agent();
     node.kubelet.unpublish(&volume).unwrap();
 }
+
+#[test]
+fn volume_whose_record_cannot_be_read_is_served_on_and_unpublished() {
+    let mut node = KubernetesNode::new(CALL_DEADLINE);
+    let bytes = node.env.put("weights", MIB);
+    let [volume, other] = ["pod", "other"].map(|pod| node.volume(pod));
+    node.kubelet.mount(&volume);
+    node.kubelet.mount(&other);
+    node.agent.take().unwrap().crash();
+    for entry in fs::read_dir(node.env.machine.cache().join("state/publications")).unwrap() {
+        fs::write(entry.unwrap().path(), "garbage").unwrap();
+    }
+    node.start_agent();
+    assert_same(&bytes, &fs::read(node.kubelet.target(&volume).join("weights")).unwrap(), "the pod's file");
+    // As a kubelet does from time to time.
+    node.kubelet.call_publish(&other).unwrap();
+    node.kubelet.unpublish(&volume).unwrap();
+    assert_same(&bytes, &fs::read(node.kubelet.target(&other).join("weights")).unwrap(), "the other's file");
+    node.kubelet.unpublish(&other).unwrap();
+    assert_eq!(remaining(&node), (0, 0));
+}

@@ -1,0 +1,208 @@
+//! Records of publications that can't be read: what such a publication has bound stays until somebody asks for it by its key.
+//!
+//! Which base it has, and where that is bound, is told by the mount table alone. As long as there is one, nothing in it is taken for
+//! left over: a pod may read from it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use bdnfs::error::{Error, Kind, Result};
+use bdnfs::source::{Secret, Uri};
+use bdnfs::task::blocking;
+use bdnfs_fs::mounts::{self, MountEntry};
+use parking_lot::Mutex;
+
+use super::Publications;
+use super::base::{Base, BaseKey};
+use super::bind::BindTarget;
+use super::publishing::mount_request;
+use super::record::{self, PublicationRecord};
+use crate::api::ApiResult;
+use crate::api::publication::{PublicationRequest, publication_key};
+use crate::records::Records;
+
+/// The records that can't be read, and all bases of the run that wrote them.
+#[derive(Debug, Default)]
+pub struct UnreadableRecords {
+    /// Why each can't be read, by its key.
+    errors: Mutex<BTreeMap<String, String>>,
+    bases: Mutex<Vec<Arc<Base>>>,
+}
+
+impl UnreadableRecords {
+    /// The `records` that can be read, and the others. Blocks on the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`] when they can't be listed.
+    pub fn read(records: &Records<PublicationRecord>) -> Result<(Vec<(String, PublicationRecord)>, Self)> {
+        let (mut readable, unreadable) = (Vec::new(), Self::default());
+        for (key, record) in records.read_all()? {
+            match record {
+                Ok(record) => readable.push((key, record)),
+                Err(error) => {
+                    let path = records.path(&key);
+                    let text =
+                        format!("the record {} of the publication cannot be read: {error}", path.display());
+                    tracing::error!("{text}; what it has bound stays until it is unpublished");
+                    unreadable.errors.lock().insert(key, text);
+                }
+            }
+        }
+        Ok((readable, unreadable))
+    }
+
+    /// Forgets the record of `key`: it was written anew, or removed.
+    pub fn forget(&self, key: &str) {
+        self.errors.lock().remove(key);
+    }
+
+    fn error(&self, key: &str) -> Option<String> {
+        self.errors.lock().get(key).cloned()
+    }
+}
+
+impl Publications {
+    /// Whether a publication of the last run is unknown.
+    pub(super) fn has_unreadable_record(&self) -> bool {
+        !self.unreadable.errors.lock().is_empty()
+    }
+
+    /// Keeps all bases of the last run, whoever else has them, while a publication is unknown that may.
+    pub(super) fn keep_bases(&self) {
+        if !self.has_unreadable_record() {
+            return;
+        }
+        let mounted = self.mounts.attached().into_iter().filter(|mount| self.bases.has(mount.mountpoint()));
+        self.unreadable.bases.lock().extend(mounted.map(|mount| self.bases.restore(mount, true)));
+    }
+
+    /// Gives back those kept bases that are bound nowhere any more, and so have no unknown publication.
+    pub(super) async fn release_kept_bases(&self) {
+        let kept = self.unreadable.bases.lock().clone();
+        if kept.is_empty() {
+            return;
+        }
+        let unused = blocking(move || {
+            let is_unused = |base: &Arc<Base>| !mounts::is_mounted_elsewhere(base.path()).unwrap_or(true);
+            Ok(kept.into_iter().filter(is_unused).collect::<Vec<_>>())
+        });
+        for base in unused.await.unwrap_or_default() {
+            let is_it = |kept: &mut Arc<Base>| Arc::ptr_eq(kept, &base);
+            // Another call may have released it meanwhile.
+            let taken = self.unreadable.bases.lock().extract_if(.., is_it).next();
+            if let Some(base) = taken {
+                self.bases.release(&base, false).await;
+            }
+        }
+    }
+
+    /// Takes over what an unknown publication has bound to `target`, where it is asked for again by its `key`.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] where that shows something else than `request` asks for; [`Kind::Disk`].
+    pub(super) async fn adopt(
+        self: &Arc<Self>,
+        key: &str,
+        request: &PublicationRequest,
+        target: &BindTarget,
+    ) -> ApiResult<()> {
+        let Some(error) = self.unreadable.error(key) else { return Ok(()) };
+        let (publications, name) = (Arc::clone(self), key.to_owned());
+        let (request, target) = (request.clone(), target.clone());
+        let found = blocking(move || {
+            let Some(bound) = target.mounted()?.filter(MountEntry::ours) else { return Ok(None) };
+            let base = publications.kept_base_of(&bound)?;
+            if base.is_none() && is_key_at(&name, &target.path()) {
+                // Its mount has ended with the earlier agent.
+                return target.unbind().map(|()| None);
+            }
+            let Some(base) = base.filter(|base| publications.is_for(base, &request)) else {
+                let at = target.path();
+                let text = format!("{error}, and {} shows something else; unpublish it first", at.display());
+                return Err(Error::new(Kind::Busy, text));
+            };
+            let record = PublicationRecord {
+                request: record::without_secrets(&request)?,
+                base: base.path().to_owned(),
+                boot: publications.boot.clone(),
+                pending: None,
+                lost_mount: false,
+            };
+            publications.records.put(&name, &record)?;
+            Ok(Some(publications.restore_one(name, record).0))
+        });
+        if let Some(publication) = found.await? {
+            self.unreadable.forget(key);
+            self.resume_published(publication);
+        }
+        Ok(())
+    }
+
+    /// The kept base that `bound` shows.
+    fn kept_base_of(&self, bound: &MountEntry) -> Result<Option<Arc<Base>>> {
+        for base in self.unreadable.bases.lock().iter() {
+            if mounts::at(base.path())?.is_some_and(|mounted| mounted.device == bound.device) {
+                return Ok(Some(Arc::clone(base)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether `base` shows what `request` asks for, as far as that can be told without its origin.
+    fn is_for(&self, base: &Base, request: &PublicationRequest) -> bool {
+        let Ok(asked) = mount_request(request.clone(), &self.config.inline_sources) else { return false };
+        let tenant = asked.tenant.clone().unwrap_or_else(|| self.tenant().to_owned());
+        let is_same_owner = base.has_key(&BaseKey::new(tenant, base.snapshot(), &asked));
+        let Some(mount) = base.mount().filter(|_| is_same_owner) else { return false };
+        let (asked, shown) = (&asked.weights, &mount.request().weights);
+        bare(&asked.source) == bare(&shown.source)
+            && (&asked.allow, &asked.ignore, asked.layout) == (&shown.allow, &shown.ignore, shown.layout)
+    }
+
+    /// Whether a publication is unknown that may have one of the `unclaimed` binds, or a base. Else none is from then on.
+    pub(super) fn may_have_unknown(&self, unclaimed: &[(BindTarget, &MountEntry)]) -> bool {
+        let is_nothing_left = unclaimed.is_empty() && self.unreadable.bases.lock().is_empty();
+        let mut errors = self.unreadable.errors.lock();
+        if is_nothing_left {
+            errors.clear();
+        }
+        !errors.is_empty()
+    }
+
+    /// Unbinds what the unknown publication `key` has bound, if it is one. Blocks on the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] where that can't be told; [`Kind::Disk`].
+    pub(super) fn unbind_unknown(&self, key: &str) -> Result<()> {
+        let Some(error) = self.unreadable.error(key) else { return Ok(()) };
+        let mounted = mounts::all()?;
+        let mut unclaimed = self.unclaimed_binds(&mounted, &self.targets());
+        if let Some((target, _)) = unclaimed.iter().find(|(_, entry)| is_key_at(key, &entry.mountpoint)) {
+            target.unbind()?;
+        } else {
+            let others: Vec<_> = self.unreadable.errors.lock().keys().cloned().collect();
+            unclaimed.retain(|(_, entry)| {
+                let is_of_other = others.iter().any(|other| is_key_at(other, &entry.mountpoint));
+                !is_of_other && matches!(self.kept_base_of(entry), Ok(Some(_)))
+            });
+            if let Some((target, _)) = unclaimed.first() {
+                let at = target.path();
+                let text = format!("{error}; unmount what it has bound, which may be {}", at.display());
+                return Err(Error::new(Kind::Busy, text));
+            }
+        }
+        self.unreadable.forget(key);
+        Ok(())
+    }
+}
+
+/// Whether `key` is that of a publication at `target`, as those of pods are.
+fn is_key_at(key: &str, target: &Path) -> bool {
+    key.rsplit_once('-').is_some_and(|(volume, _)| publication_key(volume, "", Some(target)) == key)
+}
+
+/// A source without a signature.
+fn bare(source: &Secret) -> Option<String> {
+    source.expose().parse().ok().map(|uri: Uri| uri.to_string())
+}

@@ -1,0 +1,128 @@
+//! What is bound and has no record: removed where it is left over, and never where a pod may read from it.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::mounts::is_mounted;
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::proxy::NetworkFault;
+use bdnfs_tests::test_env::TestEnv;
+use rustix::mount::{UnmountFlags, mount_bind, unmount};
+use serde_json::json;
+
+use crate::kit::{assert_nothing_left, bases, bound, config, publish, put, request, targets, unpublish};
+
+/// Damages the record of a publication, so that nobody can read it.
+fn damage_record(machine: &Machine, key: &str) {
+    fs::write(machine.cache().join(format!("state/publications/{key}.json")), "garbage").unwrap();
+}
+
+/// The device of a directory, which tells mounts apart.
+fn device(path: &Path) -> u64 {
+    fs::metadata(path).unwrap().dev()
+}
+
+#[test]
+fn bind_without_a_record_is_removed_when_the_next_agent_starts() {
+    let env = TestEnv::new();
+    env.put("file", 5);
+    let agent = env.machine.agent(&config(&env.machine));
+    let (first, target) = bound(&env, "", "orphan");
+    publish(&agent, "orphan", &first);
+    publish(&agent, "base", &request(&env, ""));
+    agent.crash();
+    fs::remove_file(env.machine.cache().join("state/publications/orphan.json")).unwrap();
+    let _agent = env.machine.agent(&config(&env.machine));
+    eventually("the bind is gone", || !is_mounted(&target) && !target.exists());
+    assert_eq!(bases(&env.machine).len(), 1);
+}
+
+#[test]
+fn subpath_that_a_kubelet_has_bound_stays_when_the_next_agent_starts() {
+    let env = TestEnv::new();
+    env.put("directory/weights", 5);
+    env.put("config.json", 6);
+    let agent = env.machine.agent(&config(&env.machine));
+    let pod = targets(&env.machine).join("pods/uid");
+    let volume = pod.join("volumes/kubernetes.io~csi/model");
+    fs::create_dir_all(&volume).unwrap();
+    fs::write(volume.join("vol_data.json"), "{}").unwrap();
+    let (mut asked, target) = (request(&env, ""), volume.join("mount"));
+    asked["target"] = json!(target);
+    publish(&agent, "pod", &asked);
+    let subpaths = pod.join("volume-subpaths/model/main");
+    let [directory, file, all] = ["0", "1", "2"].map(|number| subpaths.join(number));
+    fs::create_dir_all(&directory).unwrap();
+    fs::create_dir_all(&all).unwrap();
+    File::create(&file).unwrap();
+    for (part, at) in [("directory", &directory), ("config.json", &file), (".", &all)] {
+        mount_bind(target.join(part), at).unwrap();
+    }
+    agent.crash();
+    let agent = env.machine.agent(&config(&env.machine));
+    publish(&agent, "pod", &asked);
+    assert_eq!(fs::read(directory.join("weights")).unwrap().len(), 5, "{}", agent.log());
+    assert_eq!(fs::read(&file).unwrap().len(), 6, "{}", agent.log());
+    assert_eq!(fs::read(all.join("config.json")).unwrap().len(), 6, "{}", agent.log());
+    for at in [&directory, &file, &all] {
+        unmount(at, UnmountFlags::empty()).unwrap();
+    }
+    unpublish(&agent, "pod");
+    assert!(!target.exists() && bases(&env.machine).is_empty());
+}
+
+#[test]
+fn bind_whose_record_cannot_be_read_stays_until_it_is_asked_for() {
+    let env = TestEnv::new();
+    env.put("file", 5);
+    let agent = env.machine.agent(&config(&env.machine));
+    let [(lost, lost_target), (kept, kept_target)] = ["lost", "kept"].map(|name| bound(&env, "", name));
+    publish(&agent, "lost", &lost);
+    publish(&agent, "kept", &kept);
+    let before = device(&lost_target);
+    agent.crash();
+    damage_record(&env.machine, "lost");
+    let agent = env.machine.agent(&config(&env.machine));
+    unpublish(&agent, "kept");
+    assert!(!is_mounted(&kept_target));
+    assert_eq!(fs::read(lost_target.join("file")).unwrap().len(), 5, "{}", agent.log());
+    // The key of a client says nothing about the target.
+    let refused = agent.ask("DELETE", "/v1/publications/lost", "");
+    assert_eq!((refused.code, refused.json()["kind"].as_str()), (409, Some("busy")), "{}", refused.body);
+    assert!(refused.body.contains("state/publications/lost.json"), "{}", refused.body);
+    assert!(refused.body.contains(lost_target.to_str().unwrap()), "{}", refused.body);
+    let mut other = lost.clone();
+    other["allow"] = json!(["other"]);
+    let refused = put(&agent, "lost", &other, 10);
+    assert_eq!((refused.code, refused.json()["kind"].as_str()), (409, Some("busy")), "{}", refused.body);
+    // Another agent is as careful.
+    agent.crash();
+    let agent = env.machine.agent(&config(&env.machine));
+    env.proxy.set(NetworkFault { refuse: true, ..NetworkFault::default() });
+    let status = publish(&agent, "lost", &lost);
+    assert_eq!((&status["abnormal"], device(&lost_target)), (&json!(false), before), "{status}");
+    agent.crash();
+    let agent = env.machine.agent(&config(&env.machine));
+    assert_eq!(agent.get("/v1/publications/lost").json()["state"], "published", "its record is written anew");
+    unpublish(&agent, "lost");
+    assert_nothing_left(&env);
+}
+
+#[test]
+fn bind_whose_record_cannot_be_read_and_that_was_unmounted_is_forgotten() {
+    let env = TestEnv::new();
+    env.put("file", 5);
+    let agent = env.machine.agent(&config(&env.machine));
+    let (lost, target) = bound(&env, "", "lost");
+    publish(&agent, "lost", &lost);
+    agent.crash();
+    damage_record(&env.machine, "lost");
+    let agent = env.machine.agent(&config(&env.machine));
+    assert!(is_mounted(&target) && bases(&env.machine).len() == 1, "{}", agent.log());
+    unmount(&target, UnmountFlags::empty()).unwrap();
+    fs::remove_dir(&target).unwrap();
+    unpublish(&agent, "lost");
+    assert_nothing_left(&env);
+}
