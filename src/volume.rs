@@ -8,6 +8,7 @@
 //! never opened. A walk is made again and again, for a watch of the kernel loses events when there are many.
 
 mod home_tree;
+mod kept_entries;
 mod moved_files;
 mod seal;
 mod sealed_origin;

@@ -15,8 +15,7 @@ use rustix::io::Errno;
 
 use super::seal::{EncodedPath, Seal, SealedUnit};
 use super::settle::{SEAL_QUIET_PERIOD, SEAL_QUIET_PERIOD_WITHOUT_LEASES};
-use super::skip_reason::SkipReason;
-use super::walk::{FileTime, Scan, ScannedFile, VolumeDirectory};
+use super::walk::{FileTime, Scan, ScannedFile, VolumeDirectory, split};
 use super::writer_probe::{Writers, probe_writers};
 use crate::checkpoint::LOOSE;
 use crate::error::{Error, Kind, Result};
@@ -97,38 +96,11 @@ impl Scan {
         files.chain(directories).chain(links).collect()
     }
 
-    /// Adds to `tree`, that of the scan, the files of `base` that are there and have content, but can't be read: they are not removed.
-    /// Returns their paths.
-    ///
-    /// # Errors
-    /// [`Kind::Invalid`] where a snapshot can't have such a file as it was.
-    pub fn keep_skipped(
-        &self,
-        tree: &mut MergeTree,
-        base: &MergeTree,
-        former: &FormerFiles,
-    ) -> Result<Vec<(Vec<u8>, SkipReason)>> {
-        let mut kept = Vec::new();
-        for (path, why) in self.skipped.iter().filter(|(_, why)| why.has_content()) {
-            if let Some(entry @ MergeEntry::File { .. }) = base.get(path) {
-                if !former.contains_key(path) {
-                    let path = path.escape_ascii();
-                    let text = format!(
-                        "{path} can't stay as it was saved, and {why}; replace it by a copy, or remove it"
-                    );
-                    return Err(Error::new(Kind::Invalid, text));
-                }
-                tree.insert(path.clone(), entry.clone());
-            }
-            kept.push((path.clone(), *why));
-        }
-        Ok(kept)
-    }
-
     /// Whether any file or directory was changed in any way, or any link was made, at `since` or later, in nanoseconds since 1970.
     pub fn is_touched_since(&self, since: i64) -> bool {
         self.files.values().any(|file| file.touched().is_none_or(|at| at >= since.into()))
             || self.directories.values().chain(self.renamed.values()).any(|at| is_at_or_after(at, since))
+            || is_at_or_after(&self.root, since)
             || self.links.values().any(|(_, at)| is_at_or_after(at, since))
     }
 
@@ -199,7 +171,7 @@ impl Scan {
 }
 
 /// Whether a time is `since`, in nanoseconds since 1970, or later.
-fn is_at_or_after((seconds, nanoseconds): &FileTime, since: i64) -> bool {
+pub(super) fn is_at_or_after((seconds, nanoseconds): &FileTime, since: i64) -> bool {
     i128::from(*seconds) * 1_000_000_000 + i128::from(*nanoseconds) >= since.into()
 }
 
@@ -364,13 +336,5 @@ fn remove(above: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {
     match rustix::fs::unlinkat(above, name, AtFlags::empty()) {
         Err(Errno::ISDIR) => rustix::fs::unlinkat(above, name, AtFlags::REMOVEDIR),
         removed => removed,
-    }
-}
-
-/// The directory that a path lies in, and its name there.
-fn split(path: &[u8]) -> (&[u8], &[u8]) {
-    match path.iter().rposition(|byte| *byte == b'/') {
-        Some(at) => (&path[..at], &path[at + 1..]),
-        None => (b"", path),
     }
 }

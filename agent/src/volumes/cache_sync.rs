@@ -356,12 +356,15 @@ impl CacheHome {
     fn changes(&self, former: Option<&Manifest>, in_use: Option<InUse>) -> Result<ChangedHome> {
         let (state, since) = (self.sync_state()?, self.time()?);
         let directory = Arc::new(VolumeDirectory::open(&self.tree())?);
-        let scan = directory.walk()?;
+        let mut scan = directory.walk()?;
         let versions = former.map_or(Ok(FileVersions::new()), Manifest::file_versions)?;
         let base = former.map_or(Ok(MergeTree::new()), |former| tree_of(former, &versions))?;
         let mut tree = scan.tree(if former.is_some() { state.since } else { 0 });
         let files = former_files(&base, &versions);
         let unreadable = scan.keep_skipped(&mut tree, &base, &files)?;
+        if in_use.is_some() {
+            scan.keep_missing(&mut tree, &base, &files, since)?;
+        }
         let skipped = scan.skipped.len() - unreadable.len();
         let unchanged = ChangedHome { skipped, unreadable, ..ChangedHome::default() };
         let mut paths = base.keys().chain(tree.keys());

@@ -130,6 +130,22 @@ fn tree_with_a_new_link_alone_counts_as_touched() {
 }
 
 #[test]
+fn tree_without_a_file_that_lay_at_its_top_counts_as_touched() {
+    let home = tempfile::tempdir().expect("a directory");
+    for name in ["file", "gone"] {
+        fs::write(home.path().join(name), "1").expect("a file");
+    }
+    let directory = open(home.path());
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("later");
+    let since = since.as_nanos() as i64;
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert!(!directory.walk().expect("a walk").is_touched_since(since));
+    fs::remove_file(home.path().join("gone")).expect("removed");
+    assert!(directory.walk().expect("a walk").is_touched_since(since));
+}
+
+#[test]
 fn quiet_tree_leaves_out_what_is_being_written() {
     ignore_lease_signal();
     let home = tempfile::tempdir().expect("a directory");

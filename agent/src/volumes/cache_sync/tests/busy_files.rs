@@ -51,3 +51,23 @@ async fn file_being_written_that_was_saved_alone_stays_as_it_was_beside_new_ones
     other.pull().await;
     assert_eq!((other.read("log").as_deref(), other.read("new").as_deref()), (Some("first"), Some("new")));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cache_home_in_use_that_is_rearranged_is_not_saved_without_what_is_on_its_way() {
+    let (_mirror, one, other) = nodes();
+    one.write("data/weights", "first");
+    one.write("other", "first");
+    one.save().await;
+    one.write("new", "first");
+    // A walk that comes by now may find it at neither place; this one finds it at one where it may still be written.
+    fs::rename(one.tree().join("data"), one.tree().join("renamed")).unwrap();
+    fs::remove_dir_all(one.tree().join("renamed")).unwrap();
+    let saved = one.save_in_use().await.expect("nobody else saves");
+    assert!(saved.published.is_none(), "{saved:?}");
+    other.pull().await;
+    assert_eq!(other.read("data/weights").as_deref(), Some("first"));
+    // When nobody uses it, what is not there is gone.
+    one.save().await.published.expect("published");
+    other.pull().await;
+    assert_eq!((other.read("data/weights"), other.read("new").as_deref()), (None, Some("first")));
+}
