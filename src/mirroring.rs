@@ -28,8 +28,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use chrono::{DateTime, TimeDelta, Utc};
-use futures_util::{StreamExt, TryStreamExt, stream};
+use chrono::{DateTime, Utc};
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
 use crate::digest::Digest;
@@ -41,7 +42,6 @@ use crate::mirror::catalog::Ref;
 use crate::mirror::lease::MirrorLease;
 use crate::mirror::record::MirrorRecord;
 use crate::mirror::verification::VerifyProgress;
-use crate::origin;
 use crate::source::{Access, Patterns, Uri};
 use crate::task::blocking;
 use crate::tier::Tier;
@@ -87,7 +87,7 @@ pub struct MirrorOutcome {
 /// `access`.
 ///
 /// # Errors
-/// Those of [`origin::open`], [`Mirror::init`] and [`mirror_source`].
+/// Those of [`MirrorSource::open`], [`Mirror::init`] and [`mirror_source`].
 pub async fn mirror_uri(
     mirror: &Mirror,
     uri: &Uri,
@@ -96,18 +96,7 @@ pub async fn mirror_uri(
     config: MirrorConfig,
     progress: &MirrorProgress,
 ) -> Result<MirrorOutcome> {
-    let origin = origin::open(uri, access).await?;
-    let hash_first = matches!(uri, Uri::File(_));
-    let (name, identity) = (uri.to_string(), uri.identity(access));
-    let source = MirrorSource {
-        name,
-        identity,
-        executable: access.executable.clone(),
-        patterns,
-        origin,
-        hash_first,
-        previous: PreviousState::default(),
-    };
+    let source = MirrorSource::open(uri, access, patterns).await?;
     mirror.init().await?;
     mirror_source(mirror, &source, config, progress).await
 }
@@ -122,8 +111,23 @@ pub async fn mirror_source(
     config: MirrorConfig,
     progress: &MirrorProgress,
 ) -> Result<MirrorOutcome> {
+    mirror_source_announced(mirror, source, config, progress, &to_nobody).await
+}
+
+/// Like [`mirror_source`]; calls `before_commit` with the ref that the source is about to be mirrored as, which is not committed where
+/// that fails.
+///
+/// # Errors
+/// Those of [`mirror_source`] and of `before_commit`.
+pub async fn mirror_source_announced(
+    mirror: &Mirror,
+    source: &MirrorSource,
+    config: MirrorConfig,
+    progress: &MirrorProgress,
+    before_commit: &BeforeCommit<'_>,
+) -> Result<MirrorOutcome> {
     let lease = mirror.add_lease().await?;
-    let run = MirrorRun { mirror, source, config, progress, lease: &lease };
+    let run = MirrorRun { mirror, source, config, progress, lease: &lease, announce: before_commit };
     let mut outcome = run.attempt().await;
     if let Err(error) = &outcome
         && error.kind() == Kind::Changed
@@ -147,7 +151,7 @@ pub async fn mirror_ahead(
     progress: &MirrorProgress,
 ) -> Result<()> {
     let lease = mirror.add_lease().await?;
-    let run = MirrorRun { mirror, source, config, progress, lease: &lease };
+    let run = MirrorRun { mirror, source, config, progress, lease: &lease, announce: &to_nobody };
     let outcome = run.put_content().await;
     lease.release().await;
     outcome
@@ -163,11 +167,19 @@ pub async fn find_mirrored(
     config: MirrorConfig,
 ) -> Result<Option<Ref>> {
     let (lease, progress) = (mirror.add_lease().await?, MirrorProgress::default());
-    let run = MirrorRun { mirror, source, config, progress: &progress, lease: &lease };
+    let run = MirrorRun { mirror, source, config, progress: &progress, lease: &lease, announce: &to_nobody };
     let find = async { run.find_unchanged(&run.list().await?, &mut Repairs::default()).await };
     let found = find.await;
     lease.release().await;
     found
+}
+
+/// What is called before a ref is committed.
+pub type BeforeCommit<'a> = dyn Fn(&Ref) -> BoxFuture<'static, Result<()>> + Send + Sync + 'a;
+
+/// Tells nobody what is about to be committed.
+fn to_nobody(_: &Ref) -> BoxFuture<'static, Result<()>> {
+    async { Ok(()) }.boxed()
 }
 
 /// A mirroring run under way.
@@ -177,6 +189,7 @@ struct MirrorRun<'a> {
     config: MirrorConfig,
     progress: &'a MirrorProgress,
     lease: &'a MirrorLease,
+    announce: &'a BeforeCommit<'a>,
 }
 
 /// The listing of the origin at one moment.
@@ -216,20 +229,21 @@ impl MirrorRun<'_> {
             bytes: listed.manifest.bytes(),
             blobs: blobs.len() as u64,
             stored,
-            listed: self.listed_at(listed.at).await?,
+            listed: listed.at,
             took: listed.began.elapsed().as_secs_f64(),
             tool: env!("CARGO_PKG_VERSION").into(),
         };
+        (self.announce)(&ours).await?;
         let found = match self.source.previous {
-            PreviousState::LatestListing | PreviousState::OneWriter => {
-                self.mirror.commit_ref(&ours, Some(self.lease)).await?
-            }
+            PreviousState::LatestListing => self.mirror.commit_ref(&ours, Some(self.lease)).await?,
+            PreviousState::OneWriter => self.mirror.commit_newest_ref(ours.clone(), self.lease).await?,
             PreviousState::After(generation) => {
                 self.mirror.commit_ref_after(generation, &ours, self.lease).await?;
                 ours.clone()
             }
         };
-        let new = found == ours;
+        // It may be dated anew.
+        let new = found == Ref { listed: found.listed, ..ours };
         Ok(self.outcome(found, new, listed.notes, repaired))
     }
 
@@ -238,15 +252,6 @@ impl MirrorRun<'_> {
         let listed = self.list().await?;
         let recipes = packing::plan(&listed.manifest, &self.source.identity)?;
         self.put_blobs(&listed.manifest, &recipes).await.map(drop)
-    }
-
-    /// The time at which a listing made at `at` counts: with one writer, after the last one whatever clocks say.
-    async fn listed_at(&self, at: DateTime<Utc>) -> Result<DateTime<Utc>> {
-        if self.source.previous != PreviousState::OneWriter {
-            return Ok(at);
-        }
-        let latest = self.mirror.latest(&self.source.key()).await?.content.ok().flatten();
-        Ok(latest.map_or(at, |latest| at.max(latest.listed + TimeDelta::nanoseconds(1))))
     }
 
     fn outcome(&self, latest_ref: Ref, new: bool, notes: ListingNotes, repaired: Repairs) -> MirrorOutcome {

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use futures_util::TryStreamExt;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
@@ -168,7 +168,10 @@ impl Mirror {
     }
 
     /// One generation of a ref; `None` when it is gone.
-    pub(super) async fn generation(&self, key: &Digest, generation: u64) -> Result<Option<Ref>> {
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`] when it is damaged; those of the store.
+    pub async fn generation(&self, key: &Digest, generation: u64) -> Result<Option<Ref>> {
         let path = self.generation_key(key, generation);
         let Some(got) = self.get(&path).await? else { return Ok(None) };
         let found: Ref =
@@ -217,10 +220,29 @@ impl Mirror {
                 return Ok(ours.clone());
             }
         }
-        Err(Error::new(
-            Kind::Unavailable,
-            format!("the ref of {} keeps being replaced; try again", ours.source),
-        ))
+        Err(keeps_being_replaced(ours))
+    }
+
+    /// Makes `ours` what its source is mirrored as, dated after what that was before, whatever clocks say. Returns it as it is then.
+    /// The `lease` must still be held.
+    ///
+    /// # Errors
+    /// Those of [`commit_ref`](Self::commit_ref).
+    pub async fn commit_newest_ref(&self, mut ours: Ref, lease: &MirrorLease) -> Result<Ref> {
+        lease.renew_now().await?;
+        for _ in 0..REF_ATTEMPT_LIMIT {
+            let latest = self.latest(&ours.key()).await?;
+            if let Ok(Some(theirs)) = latest.content {
+                if !theirs.removed && theirs.manifest == ours.manifest {
+                    return Ok(theirs);
+                }
+                ours.listed = ours.listed.max(theirs.listed + TimeDelta::nanoseconds(1));
+            }
+            if self.create_generation(latest.generation, &ours, Some(lease)).await? {
+                return Ok(ours);
+            }
+        }
+        Err(keeps_being_replaced(&ours))
     }
 
     /// Makes `ours` the generation after `generation` of its ref. The `lease` must still be held.
@@ -298,6 +320,10 @@ impl Mirror {
     pub(super) fn generation_key(&self, key: &Digest, generation: u64) -> Path {
         self.tenant_key(&format!("{}/{key}/{generation:010}", ObjectKind::Refs.name()))
     }
+}
+
+fn keeps_being_replaced(found: &Ref) -> Error {
+    Error::new(Kind::Unavailable, format!("the ref of {} keeps being replaced; try again", found.source))
 }
 
 #[cfg(test)]

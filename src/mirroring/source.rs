@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use crate::checkpoint::CheckpointId;
 use crate::digest::Digest;
+use crate::error::Result;
 use crate::mirror::catalog::source_key;
-use crate::source::{Patterns, tree_identity};
+use crate::origin;
+use crate::source::{Access, Patterns, Uri, tree_identity};
 use crate::tier::Origin;
 use crate::tier::named_origin::NamedOrigin;
 
@@ -42,6 +44,22 @@ pub enum PreviousState {
 }
 
 impl MirrorSource {
+    /// What `patterns` select of the source at `uri`, whose origin is opened with `access`.
+    ///
+    /// # Errors
+    /// Those of [`origin::open`].
+    pub async fn open(uri: &Uri, access: &Access, patterns: Patterns) -> Result<Self> {
+        Ok(Self {
+            name: uri.to_string(),
+            identity: uri.identity(access),
+            executable: access.executable.clone(),
+            patterns,
+            origin: origin::open(uri, access).await?,
+            hash_first: matches!(uri, Uri::File(_)),
+            previous: PreviousState::default(),
+        })
+    }
+
     /// All that `origin`, a local directory, lists, as the source `name`.
     pub fn local(name: String, origin: Arc<dyn Origin>, previous: PreviousState) -> Self {
         // The local path is not recorded in the mirror.

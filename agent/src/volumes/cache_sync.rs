@@ -12,6 +12,7 @@
 //! What is pulled is durable before that says so, with one exception: a user of a home that has nothing yet does not wait for the
 //! disk. What a power cut has left of such a home is pulled again (`home_recovery`).
 
+mod home_changes;
 mod home_claim;
 mod home_pull;
 mod home_recovery;
@@ -20,30 +21,31 @@ mod sync_state;
 #[cfg(test)]
 mod tests;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
 
 use bdnfs::digest::Digest;
 use bdnfs::download::{DownloadProgress, download_some};
 use bdnfs::error::{Error, Kind, Result};
-use bdnfs::manifest::{FileVersions, Manifest};
+use bdnfs::manifest::Manifest;
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::{Ref, source_key};
 use bdnfs::mirroring::{
-    MirrorConfig, MirrorOutcome, MirrorProgress, MirrorSource, PreviousState, mirror_source,
+    MirrorConfig, MirrorOutcome, MirrorProgress, MirrorSource, PreviousState, mirror_source_announced,
 };
 use bdnfs::source::Patterns;
 use bdnfs::task::blocking;
-use bdnfs::tree_merge::{MergePlan, MergeTree, is_changed, is_hidden_change, merge, tree_of};
-use bdnfs::volume::{SealedOrigin, SkipReason, VolumeDirectory, former_files, ignore_lease_signal};
+use bdnfs::tree_merge::{MergePlan, MergeTree, is_hidden_change, merge, tree_of};
+use bdnfs::volume::{SkipReason, VolumeDirectory, ignore_lease_signal};
+use futures_util::FutureExt;
 
 use super::cache_home::CacheHome;
 use super::trash;
 use crate::context::Context;
-use home_pull::SavedSnapshot;
+use home_changes::{ChangedHome, InUse};
 pub use home_report::{LIVING_REPORT_AGE, REPORT_INTERVAL, UnsavedElsewhere};
 pub use sync_state::SyncState;
+use sync_state::{PublishingSnapshot, SavedSnapshot};
 
 /// How often a save is tried when another node saves at the same time, or files are changed while they are read.
 const SAVE_ATTEMPT_LIMIT: u32 = 5;
@@ -101,24 +103,6 @@ enum PullPurpose {
     Save,
 }
 
-/// The mode of saving a home that jobs use.
-#[derive(Clone, Copy, Debug)]
-struct InUse {
-    /// The most bytes that are read in a second.
-    bytes_per_second: Option<u64>,
-}
-
-/// A home, ready to be published.
-#[derive(Default)]
-struct ChangedHome {
-    /// `None` where there is nothing new.
-    origin: Option<SealedOrigin>,
-    since: i64,
-    busy: Vec<Vec<u8>>,
-    skipped: usize,
-    unreadable: Vec<(Vec<u8>, SkipReason)>,
-}
-
 impl CacheSync {
     /// The `home`, whose sync `lock` it is, and the `mirror` that it is saved in.
     pub fn new(home: CacheHome, mirror: Mirror, lock: Arc<File>) -> Self {
@@ -158,8 +142,8 @@ impl CacheSync {
     async fn pull_for(&self, purpose: PullPurpose, progress: &DownloadProgress) -> Result<PulledCache> {
         let latest = self.mirror.latest(&self.home.key()).await?;
         let nothing = PulledCache { generation: latest.generation, ..PulledCache::default() };
-        let recover = |home: &CacheHome| home.recover().and_then(|()| home.sync_state());
-        let state = self.with_home(recover).await?;
+        self.with_home(CacheHome::recover).await?;
+        let state = self.last_state().await?;
         let Some(found) = latest.content? else { return Ok(nothing) };
         if found.removed {
             if !state.is_in(self.mirror.name()) {
@@ -175,19 +159,62 @@ impl CacheSync {
             self.with_home(move |home| home.note_saved_in(&name, generation)).await?;
             return Ok(pulled);
         }
+        let target = SavedSnapshot { manifest: id, mirror: name, generation };
+        let state =
+            match state.pulling.clone().filter(|begun| *begun != target && begun.mirror == target.mirror) {
+                // What has come of that one would count as changed here.
+                Some(begun) if self.mirror.manifest(&begun.manifest).await?.is_some() => {
+                    self.bring_to(begun, &state, purpose, progress).await?;
+                    self.with_home(CacheHome::sync_state).await?
+                }
+                _ => state,
+            };
+        let MergePlan { take, remove, conflicts } = self.bring_to(target, &state, purpose, progress).await?;
+        Ok(PulledCache {
+            taken: take.len(),
+            removed: remove.len(),
+            bytes: progress.read().bytes,
+            conflicts: conflicts.into_iter().collect(),
+            ..pulled
+        })
+    }
+
+    /// The state of the home, also where the last save was interrupted when its snapshot was published, and not noted yet.
+    async fn last_state(&self) -> Result<SyncState> {
+        let state = self.with_home(CacheHome::sync_state).await?;
+        let Some(PublishingSnapshot { snapshot, .. }) = &state.publishing else { return Ok(state) };
+        if snapshot.mirror != self.mirror.name() {
+            return Ok(state);
+        }
+        let found = self.mirror.generation(&self.home.key(), snapshot.generation).await?;
+        match found.is_some_and(|found| !found.removed && found.manifest == snapshot.manifest) {
+            true => self.with_home(CacheHome::note_published).await,
+            false => Ok(state),
+        }
+    }
+
+    /// Brings the home, whose state is `state`, to the snapshot `target`, but for what was changed here.
+    async fn bring_to(
+        &self,
+        target: SavedSnapshot,
+        state: &SyncState,
+        purpose: PullPurpose,
+        progress: &DownloadProgress,
+    ) -> Result<MergePlan> {
         let base = match state.manifest.as_deref().map(str::parse) {
             // One that was collected meanwhile: all that is here counts as changed.
             Some(Ok(base)) => self.mirror.manifest(&base).await?,
             _ => None,
         };
-        let theirs = self.manifest(&id).await?;
+        let theirs = self.manifest(&target.manifest).await?;
         let since = base.as_ref().map_or(0, |_| state.since);
+        let is_first = state.manifest.is_none();
         let read = move |home: &CacheHome| {
             home.begin_pull()?;
             let tree = |manifest: &Manifest| tree_of(manifest, &manifest.file_versions()?);
             let base = base.as_ref().map_or(Ok(MergeTree::new()), tree)?;
             let (scan, theirs) = (VolumeDirectory::open(&home.tree())?.walk()?, tree(&theirs)?);
-            let is_new = state.manifest.is_none() && scan.is_empty() && !home.is_shared();
+            let is_new = is_first && scan.is_empty() && !home.is_shared();
             if is_new && purpose == PullPurpose::Use {
                 home.begin_undurable()?;
             }
@@ -200,21 +227,15 @@ impl CacheSync {
             Ok((plan, theirs, hidden))
         };
         let (plan, theirs, hidden) = self.with_home(read).await?;
-        let incoming = self.home.incoming();
         if !plan.take.is_empty() {
-            download_some(&self.mirror, &id, &incoming, plan.take.clone(), progress).await?;
+            let (id, incoming) = (&target.manifest, self.home.incoming());
+            download_some(&self.mirror, id, &incoming, plan.take.clone(), progress).await?;
         }
-        let MergePlan { take, remove, conflicts } = &plan;
-        let pulled = PulledCache {
-            taken: take.len(),
-            removed: remove.len(),
-            bytes: progress.read().bytes,
-            conflicts: conflicts.iter().cloned().collect(),
-            ..pulled
-        };
-        let target = SavedSnapshot { manifest: id, mirror: name, generation };
-        self.with_home(move |home| home.finish_pull(&plan, &theirs, target, &hidden)).await?;
-        Ok(pulled)
+        self.with_home(move |home| {
+            home.finish_pull(&plan, &theirs, target, &hidden)?;
+            Ok(plan)
+        })
+        .await
     }
 
     /// Saves the home, after what other nodes saved was pulled into it. No job may use it meanwhile. The process ignores SIGIO from
@@ -254,7 +275,7 @@ impl CacheSync {
         let mut attempt = 1;
         loop {
             let latest = self.mirror.latest(&self.home.key()).await?;
-            let state = self.with_home(CacheHome::sync_state).await?;
+            let state = self.last_state().await?;
             let found = latest.content?;
             let is_newest = match &found {
                 None => true,
@@ -297,15 +318,28 @@ impl CacheSync {
         let pulled = &saved.pulled;
         let follows = PreviousState::After(pulled.generation);
         let source = MirrorSource::local(self.home.source(), Arc::new(origin), follows);
-        let published = mirror_source(&self.mirror, &source, config, progress).await?;
+        let announce = |next: &Ref| {
+            let (sync, manifest, mirror) = (self.clone(), next.manifest, self.mirror.name().to_owned());
+            let snapshot = SavedSnapshot { manifest, mirror, generation: pulled.generation + 1 };
+            let next = PublishingSnapshot { snapshot, since };
+            async move { sync.with_home(|home| home.begin_publishing(next)).await }.boxed()
+        };
+        let published = mirror_source_announced(&self.mirror, &source, config, progress, &announce).await?;
         let manifest = Some(published.latest_ref.manifest.to_string());
         let unsaved_since = Some(since).filter(|_| in_use.is_some() || !saved.busy.is_empty());
         let mirror = Some(self.mirror.name().to_owned());
         let generation = pulled.generation + u64::from(published.new);
         self.with_home(move |home| {
-            let former = home.sync_state()?;
-            let state =
-                SyncState { manifest, since, unsaved_since, begun_in: None, mirror, generation, ..former };
+            let SyncState { boot, .. } = home.sync_state()?;
+            let state = SyncState {
+                manifest,
+                since,
+                boot,
+                unsaved_since,
+                mirror,
+                generation,
+                ..SyncState::default()
+            };
             home.write_sync_state(&state)
         })
         .await?;
@@ -332,62 +366,9 @@ impl CacheHome {
         let failed = || format!("cannot empty {}", self.path().display());
         self.move_to_trash(&self.tree()).and_then(|()| self.create_tree()).with_context(failed)?;
         let state = self.sync_state()?;
-        let empty = SyncState { manifest: None, since: 0, unsaved_since: None, begun_in: None, ..state };
-        self.write_sync_state(&empty)?;
+        let SyncState { boot, mirror, generation, .. } = state;
+        self.write_sync_state(&SyncState { boot, mirror, generation, ..SyncState::default() })?;
         trash::empty(self.trash().to_owned());
         Ok(())
-    }
-
-    /// Notes that there is nothing to save but what comes at `unsaved_since` or later.
-    fn note_unchanged(&self, unsaved_since: Option<i64>) -> Result<()> {
-        self.write_sync_state(&SyncState { unsaved_since, ..self.sync_state()? })
-    }
-
-    /// Whether the directory that jobs see was made before `since`, in nanoseconds since 1970; false where its file system can't
-    /// tell.
-    fn is_tree_older_than(&self, since: i64) -> bool {
-        let made = fs::metadata(self.tree()).and_then(|found| found.created()).ok();
-        let made = made.and_then(|made| made.duration_since(UNIX_EPOCH).ok());
-        made.is_some_and(|made| made.as_nanos() < since.max(0).unsigned_abs().into())
-    }
-
-    /// The changes to the home since the snapshot of the manifest `former`. Files that can't be read any more count as unchanged: other
-    /// nodes would take them for removed.
-    fn changes(&self, former: Option<&Manifest>, in_use: Option<InUse>) -> Result<ChangedHome> {
-        let (state, since) = (self.sync_state()?, self.time()?);
-        let directory = Arc::new(VolumeDirectory::open(&self.tree())?);
-        let mut scan = directory.walk()?;
-        let versions = former.map_or(Ok(FileVersions::new()), Manifest::file_versions)?;
-        let base = former.map_or(Ok(MergeTree::new()), |former| tree_of(former, &versions))?;
-        let mut tree = scan.tree(if former.is_some() { state.since } else { 0 });
-        let files = former_files(&base, &versions);
-        let unreadable = scan.keep_skipped(&mut tree, &base, &files)?;
-        if in_use.is_some() {
-            scan.keep_missing(&mut tree, &base, &files, since)?;
-        }
-        let skipped = scan.skipped.len() - unreadable.len();
-        let unchanged = ChangedHome { skipped, unreadable, ..ChangedHome::default() };
-        let mut paths = base.keys().chain(tree.keys());
-        if former.is_some() && !paths.any(|path| is_changed(base.get(path), tree.get(path))) {
-            self.note_unchanged(in_use.map(|_| since))?;
-            return Ok(unchanged);
-        }
-        // Only what was emptied is saved as empty: not a directory that was lost and made anew, and not while a job may be about to
-        // write it anew.
-        let is_emptied = in_use.is_none() && former.is_some() && self.is_tree_older_than(state.since);
-        if scan.files.is_empty() && !is_emptied {
-            self.note_unchanged(in_use.map(|_| since))?;
-            return Ok(unchanged);
-        }
-        let mut quiet = scan.into_quiet_tree(&directory, &tree, (&base, files), in_use.map(|_| since))?;
-        let busy = std::mem::take(&mut quiet.busy);
-        if quiet.unit.seal.files.is_empty() && quiet.former.is_empty() && !is_emptied {
-            return Ok(unchanged);
-        }
-        // What is left out is a change to the next save, too.
-        let since = quiet.busy_since.map_or(since, |busy| busy.min(since));
-        let bytes_per_second = in_use.and_then(|in_use| in_use.bytes_per_second);
-        let origin = Some(SealedOrigin::after(self.source(), quiet, bytes_per_second));
-        Ok(ChangedHome { origin, since, busy, ..unchanged })
     }
 }

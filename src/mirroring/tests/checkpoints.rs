@@ -261,6 +261,29 @@ async fn checkpoint_entered_by_several_savers_at_once_loses_no_generation() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn checkpoint_published_by_several_savers_at_once_is_published_by_each() {
+    const SAVERS: u64 = 8;
+    let directory = tempfile::tempdir().expect("directory");
+    for mirror in [mirror(Arc::new(InMemory::new())), directory_mirror(directory.path())] {
+        mirror.init().await.expect("founded");
+        let id = id("p", "j", "last", 0);
+        let publish = |number| {
+            let files = FileTree::from([(b"a".to_vec(), noise(number, 1))]);
+            let (mirror, source) = (&mirror, MirrorSource::checkpoint(&id, origin(&files)));
+            async move {
+                let published = mirror_source(mirror, &source, CONFIG, &MirrorProgress::default()).await;
+                published.expect("published").latest_ref
+            }
+        };
+        let published = futures_util::future::join_all((1..=SAVERS).map(publish)).await;
+        let bytes = published.iter().map(|found| found.bytes);
+        assert!(bytes.eq(1..=SAVERS), "each has its own: {published:?}");
+        let latest = mirror.find(&checkpoint_key(&id)).await.expect("read").expect("there");
+        assert_eq!(published.iter().max_by_key(|found| found.listed), Some(&latest));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn checkpoint_that_is_saved_again_is_not_removed_as_what_it_was() {
     let directory = tempfile::tempdir().expect("directory");
     for mirror in [mirror(Arc::new(InMemory::new())), directory_mirror(directory.path())] {

@@ -4,28 +4,17 @@ use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 
-use bdnfs::digest::Digest;
 use bdnfs::error::Result;
 use bdnfs::tree_merge::{MergePlan, MergeTree};
 use bdnfs::volume::{MergeDurability, VolumeDirectory, apply_merge};
 
-use super::SyncState;
+use super::sync_state::{SavedSnapshot, SyncState};
 use crate::context::Context;
 use crate::volumes::cache_home::CacheHome;
 use crate::volumes::trash;
 
 /// The directory beside the tree with what is pulled.
 const INCOMING_DIRECTORY: &str = "incoming";
-
-/// A snapshot that a home is brought to.
-pub(super) struct SavedSnapshot {
-    /// The digest of its manifest.
-    pub manifest: Digest,
-    /// The URL of the mirror that has it.
-    pub mirror: String,
-    /// The generation of the cache's ref that it is.
-    pub generation: u64,
-}
 
 impl CacheHome {
     /// The directory with what is pulled, until it is in its place.
@@ -55,6 +44,10 @@ impl CacheHome {
             _ => MergeDurability::Now,
         };
         let (directory, source) = (VolumeDirectory::open(&tree)?, VolumeDirectory::open(&incoming)?);
+        if !plan.take.is_empty() || !plan.remove.is_empty() {
+            // What comes from there is no change of this node, also where it does not get to the end.
+            self.write_sync_state(&SyncState { pulling: Some(target.clone()), ..self.sync_state()? })?;
+        }
         apply_merge(&directory, &source, theirs, plan, durability)?;
         // Also what interrupted runs have left of other snapshots.
         let failed = || format!("cannot remove {}", incoming.display());
@@ -72,6 +65,8 @@ impl CacheHome {
         hidden.iter().try_for_each(|path| directory.touch_change(path))?;
         let begun_in = state.begun_in.filter(|_| durability == MergeDurability::Later);
         let (manifest, mirror) = (Some(manifest.to_string()), Some(mirror));
-        self.write_sync_state(&SyncState { manifest, since, begun_in, mirror, generation, ..state })
+        let (publishing, pulling) = (None, None);
+        let state = SyncState { manifest, since, begun_in, mirror, generation, publishing, pulling, ..state };
+        self.write_sync_state(&state)
     }
 }

@@ -52,6 +52,8 @@ impl CacheHome {
         );
         let plan = MergePlan { remove, ..MergePlan::default() };
         apply_merge(&directory, &directory, &MergeTree::new(), &plan, MergeDurability::Now)?;
-        self.write_sync_state(&SyncState { manifest: None, since: 0, begun_in: None, ..state })
+        let (publishing, pulling) = (None, None);
+        let state = SyncState { manifest: None, since: 0, begun_in: None, publishing, pulling, ..state };
+        self.write_sync_state(&state)
     }
 }

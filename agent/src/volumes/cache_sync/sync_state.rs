@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
+use bdnfs::digest::{Digest, hex};
 use bdnfs::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +41,33 @@ pub struct SyncState {
     /// The generation of the cache's ref there that the snapshot was, or a later one that is the same; 0 where it is not known.
     #[serde(default)]
     pub generation: u64,
+    /// The snapshot that is about to be published, of what the home is. Whether that was done is known by the mirror.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub publishing: Option<PublishingSnapshot>,
+    /// The snapshot of which parts may have been pulled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pulling: Option<SavedSnapshot>,
+}
+
+/// A snapshot of a cache in a mirror.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedSnapshot {
+    /// The digest of its manifest.
+    #[serde(with = "hex")]
+    pub manifest: Digest,
+    /// The URL, without credentials, of the mirror that has it.
+    pub mirror: String,
+    /// The generation of the cache's ref there that it is.
+    pub generation: u64,
+}
+
+/// A snapshot that is about to be published.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PublishingSnapshot {
+    /// The snapshot, once it is published.
+    pub snapshot: SavedSnapshot,
+    /// The time from which on a change of a file counts then, in nanoseconds since 1970 by the clock of the home's disk.
+    pub since: i64,
 }
 
 impl SyncState {
@@ -86,6 +114,24 @@ impl CacheHome {
             return Ok(());
         }
         self.write_sync_state(&SyncState { mirror: Some(mirror.to_owned()), generation, ..state })
+    }
+
+    /// Notes that what the home is becomes the snapshot `next`.
+    pub(super) fn begin_publishing(&self, next: PublishingSnapshot) -> Result<()> {
+        self.write_sync_state(&SyncState { publishing: Some(next), ..self.sync_state()? })
+    }
+
+    /// Notes that the snapshot that was about to be published was. What was done to the home since is not known.
+    pub(super) fn note_published(&self) -> Result<SyncState> {
+        let mut state = self.sync_state()?;
+        if let Some(PublishingSnapshot { snapshot, since }) = state.publishing.take() {
+            state.manifest = Some(snapshot.manifest.to_string());
+            (state.mirror, state.generation) = (Some(snapshot.mirror), snapshot.generation);
+            // Before it was published, all of it was on the disk.
+            (state.since, state.unsaved_since, state.begun_in) = (since, Some(since), None);
+            self.write_sync_state(&state)?;
+        }
+        Ok(state)
     }
 
     /// Writes the state durably.

@@ -2,10 +2,12 @@
 
 mod begun_homes;
 mod busy_files;
+mod interrupted_syncs;
 mod odd_trees;
 mod unseen_changes;
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 

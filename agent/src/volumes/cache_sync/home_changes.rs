@@ -1,0 +1,86 @@
+//! What was changed in a home since a snapshot of it, ready to be published.
+
+use std::fs;
+use std::sync::Arc;
+use std::time::UNIX_EPOCH;
+
+use bdnfs::error::Result;
+use bdnfs::manifest::{FileVersions, Manifest};
+use bdnfs::tree_merge::{MergeTree, is_changed, tree_of};
+use bdnfs::volume::{SealedOrigin, SkipReason, VolumeDirectory, former_files};
+
+use super::SyncState;
+use crate::volumes::cache_home::CacheHome;
+
+/// The mode of saving a home that jobs use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InUse {
+    /// The most bytes that are read in a second.
+    pub bytes_per_second: Option<u64>,
+}
+
+/// A home, ready to be published.
+#[derive(Default)]
+pub(super) struct ChangedHome {
+    /// `None` where there is nothing new.
+    pub origin: Option<SealedOrigin>,
+    pub since: i64,
+    pub busy: Vec<Vec<u8>>,
+    pub skipped: usize,
+    pub unreadable: Vec<(Vec<u8>, SkipReason)>,
+}
+
+impl CacheHome {
+    /// Notes that there is nothing to save but what comes at `unsaved_since` or later.
+    fn note_unchanged(&self, unsaved_since: Option<i64>) -> Result<()> {
+        self.write_sync_state(&SyncState { unsaved_since, ..self.sync_state()? })
+    }
+
+    /// Whether the directory that jobs see was made before `since`, in nanoseconds since 1970; false where its file system can't
+    /// tell.
+    fn is_tree_older_than(&self, since: i64) -> bool {
+        let made = fs::metadata(self.tree()).and_then(|found| found.created()).ok();
+        let made = made.and_then(|made| made.duration_since(UNIX_EPOCH).ok());
+        made.is_some_and(|made| made.as_nanos() < since.max(0).unsigned_abs().into())
+    }
+
+    /// The changes to the home since the snapshot of the manifest `former`. Files that can't be read any more count as unchanged: other
+    /// nodes would take them for removed.
+    pub(super) fn changes(&self, former: Option<&Manifest>, in_use: Option<InUse>) -> Result<ChangedHome> {
+        let (state, since) = (self.sync_state()?, self.time()?);
+        let directory = Arc::new(VolumeDirectory::open(&self.tree())?);
+        let mut scan = directory.walk()?;
+        let versions = former.map_or(Ok(FileVersions::new()), Manifest::file_versions)?;
+        let base = former.map_or(Ok(MergeTree::new()), |former| tree_of(former, &versions))?;
+        let mut tree = scan.tree(if former.is_some() { state.since } else { 0 });
+        let files = former_files(&base, &versions);
+        let unreadable = scan.keep_skipped(&mut tree, &base, &files)?;
+        if in_use.is_some() {
+            scan.keep_missing(&mut tree, &base, &files, since)?;
+        }
+        let skipped = scan.skipped.len() - unreadable.len();
+        let unchanged = ChangedHome { skipped, unreadable, ..ChangedHome::default() };
+        let mut paths = base.keys().chain(tree.keys());
+        if former.is_some() && !paths.any(|path| is_changed(base.get(path), tree.get(path))) {
+            self.note_unchanged(in_use.map(|_| since))?;
+            return Ok(unchanged);
+        }
+        // Only what was emptied is saved as empty: not a directory that was lost and made anew, and not while a job may be about to
+        // write it anew.
+        let is_emptied = in_use.is_none() && former.is_some() && self.is_tree_older_than(state.since);
+        if scan.files.is_empty() && !is_emptied {
+            self.note_unchanged(in_use.map(|_| since))?;
+            return Ok(unchanged);
+        }
+        let mut quiet = scan.into_quiet_tree(&directory, &tree, (&base, files), in_use.map(|_| since))?;
+        let busy = std::mem::take(&mut quiet.busy);
+        if quiet.unit.seal.files.is_empty() && quiet.former.is_empty() && !is_emptied {
+            return Ok(unchanged);
+        }
+        // What is left out is a change to the next save, too.
+        let since = quiet.busy_since.map_or(since, |busy| busy.min(since));
+        let bytes_per_second = in_use.and_then(|in_use| in_use.bytes_per_second);
+        let origin = Some(SealedOrigin::after(self.source(), quiet, bytes_per_second));
+        Ok(ChangedHome { origin, since, busy, ..unchanged })
+    }
+}

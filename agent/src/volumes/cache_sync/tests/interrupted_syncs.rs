@@ -1,0 +1,124 @@
+//! Pulls and saves that did not get to their end, and what others did before the next.
+
+use std::time::UNIX_EPOCH;
+
+use super::*;
+
+impl HomeNode {
+    fn state(&self) -> SyncState {
+        self.home.sync_state().unwrap()
+    }
+
+    /// Has the last save be interrupted when its snapshot was published: `before` was the state.
+    fn interrupt_save(&self, before: SyncState) {
+        let after = self.state();
+        let manifest = after.manifest.unwrap().parse().unwrap();
+        let (mirror, generation) = (after.mirror.unwrap(), after.generation);
+        self.home.write_sync_state(&before).unwrap();
+        let snapshot = SavedSnapshot { manifest, mirror, generation };
+        self.home.begin_publishing(PublishingSnapshot { snapshot, since: after.since }).unwrap();
+    }
+
+    /// Puts a file in the place of another one; what is in it was written long ago.
+    fn replace_by_old(&self, path: &str, content: &str) {
+        let draft = self.tree().join("draft");
+        fs::write(&draft, content).unwrap();
+        fs::File::options().append(true).open(&draft).unwrap().set_modified(UNIX_EPOCH).unwrap();
+        fs::rename(draft, self.tree().join(path)).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn save_that_was_published_and_not_noted_is_known_to_the_next() {
+    let (_mirror, one, other) = nodes();
+    one.write("weights", "first");
+    one.save().await;
+    one.write("weights", "second");
+    one.write("new", "second");
+    let before = one.state();
+    one.save().await;
+    one.interrupt_save(before);
+    one.replace_by_old("weights", "third");
+    fs::remove_file(one.tree().join("new")).unwrap();
+    let pulled = one.pull().await;
+    assert_eq!((pulled.taken, one.read("weights").as_deref(), one.read("new")), (0, Some("third"), None));
+    let state = one.state();
+    assert!(state.publishing.is_none() && !state.is_saved(), "{state:?}");
+    one.save().await.published.expect("published");
+    other.pull().await;
+    assert_eq!(other.found(), one.found());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn save_that_was_published_and_not_noted_is_known_after_another_node_saved() {
+    let (_mirror, one, other) = nodes();
+    one.write("weights", "first");
+    one.save().await;
+    one.write("weights", "second");
+    let before = one.state();
+    one.save().await;
+    one.interrupt_save(before);
+    one.replace_by_old("weights", "third");
+    other.pull().await;
+    other.write("other", "second");
+    other.save().await;
+    assert_eq!(one.pull().await.taken, 1);
+    assert_eq!(
+        (one.read("weights").as_deref(), one.read("other").as_deref()),
+        (Some("third"), Some("second"))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn save_that_another_node_was_faster_than_is_not_taken_for_published() {
+    let (_mirror, one, other) = nodes();
+    one.write("weights", "first");
+    one.save().await;
+    other.pull().await;
+    let before = one.state();
+    one.write("weights", "second");
+    let snapshot = SavedSnapshot {
+        manifest: Digest([7; 32]),
+        mirror: before.mirror.clone().unwrap(),
+        generation: before.generation + 1,
+    };
+    one.home.begin_publishing(PublishingSnapshot { snapshot, since: i64::MAX }).unwrap();
+    other.write("other", "second");
+    other.save().await;
+    one.save().await.published.expect("published");
+    other.pull().await;
+    assert_eq!(other.read("weights").as_deref(), Some("second"));
+    assert_eq!(other.found(), one.found());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pull_that_was_interrupted_counts_nothing_of_it_as_changed_here() {
+    let (_mirror, one, other) = nodes();
+    one.write("weights", "first");
+    one.save().await;
+    other.pull().await;
+    for path in ["weights", "new"] {
+        one.write(path, "second");
+    }
+    one.save().await;
+    // The other has both files by now, and nothing noted.
+    let next = one.state();
+    for path in ["weights", "new"] {
+        let (from, to) = (one.tree().join(path), other.tree().join(path));
+        fs::copy(&from, &to).unwrap();
+        let modified = fs::metadata(from).unwrap().modified().unwrap();
+        fs::File::options().append(true).open(to).unwrap().set_modified(modified).unwrap();
+    }
+    let pulling = Some(SavedSnapshot {
+        manifest: next.manifest.unwrap().parse().unwrap(),
+        mirror: next.mirror.unwrap(),
+        generation: next.generation,
+    });
+    other.home.write_sync_state(&SyncState { pulling, ..other.state() }).unwrap();
+    fs::remove_file(one.tree().join("new")).unwrap();
+    one.replace_by_old("weights", "third");
+    one.save().await;
+    other.pull().await;
+    assert_eq!((other.read("weights").as_deref(), other.read("new")), (Some("third"), None));
+    assert!(other.state().pulling.is_none());
+}
