@@ -86,7 +86,7 @@ pub async fn check_seen(mirror: &Mirror, at: &MirrorRequest, seen: &Path, create
     let file = seen.join(format!("{SEEN_PREFIX}{}", Digest::of(at.url.expose().as_bytes())));
     let known = file.clone();
     if blocking(move || Ok(known.exists())).await? {
-        return if mirror.exists().await? { Ok(()) } else { Err(gone(mirror)) };
+        return mirror.ensure_exists().await;
     }
     if create {
         mirror.init().await?;
@@ -101,11 +101,6 @@ pub async fn check_seen(mirror: &Mirror, at: &MirrorRequest, seen: &Path, create
         Ok(())
     })
     .await
-}
-
-fn gone(mirror: &Mirror) -> Error {
-    let text = format!("the mirror {} is gone, which was there before; is its disk mounted?", mirror.name());
-    Error::new(Kind::Unavailable, text)
 }
 
 /// The ref of `uri`, under this name of it or its [other one](Uri::synonym); `None` where it isn't.

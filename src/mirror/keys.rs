@@ -92,6 +92,19 @@ impl Mirror {
         format!("{}/{key}", self.name)
     }
 
+    /// Makes sure that the mirror, which was there before, still is: a directory whose disk is not mounted looks like any other.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] where it is gone; those of [`exists`](Self::exists).
+    pub async fn ensure_exists(&self) -> Result<()> {
+        if self.exists().await? {
+            return Ok(());
+        }
+        let text =
+            format!("the mirror {} is gone, which was there before; is its disk mounted?", self.name());
+        Err(Error::new(Kind::Unavailable, text))
+    }
+
     /// Checks whether there is a mirror.
     ///
     /// # Errors

@@ -206,6 +206,7 @@ impl Saver {
         let is_there = |name: &String| units.contains_key(name) || under_way == Some(&**name);
         self.refused.retain(|name, _| is_there(name));
         self.record.saved.retain(|name, _| is_there(name));
+        self.record.written_to.retain(|name, _| is_there(name));
         self.remainders.retain(|name, _| is_there(name));
         self.retry.retain(|name, _| is_there(name));
         self.changes.retain(|name, _| is_there(name));

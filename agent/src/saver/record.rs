@@ -32,6 +32,9 @@ pub struct SaverRecord {
     pub report: SaveReport,
     /// The state in which each that is there was last saved.
     pub saved: BTreeMap<String, SavedState>,
+    /// The states in which units had a writer when they were to be sealed.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub written_to: BTreeMap<String, Fingerprint>,
     /// How many events there were.
     pub events: u64,
     /// The last of them, each a line.
@@ -42,6 +45,11 @@ pub struct SaverRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<DateTime<Utc>>,
 }
+
+/// A state of a checkpoint: the digest of all that it consists of, with versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Fingerprint(#[serde(with = "hex")] pub Digest);
 
 /// The state in which a checkpoint was saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

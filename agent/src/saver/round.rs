@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::directory_scan::DirectoryScan;
 use super::order::{JobEnd, SaveOrder};
-use super::record::{self, SaverEnd, SaverRecord, SealedState, requested_end};
+use super::record::{self, Fingerprint, SaverEnd, SaverRecord, SealedState, requested_end};
 use super::save_context::{IntactUnit, SaveContext, SettledUnit, UploadOutcome};
 use super::upload_ahead::{AheadFiles, AheadTask};
 use crate::api::job::FileId;
@@ -57,7 +57,6 @@ pub async fn save(order: SaveOrder) -> Result<()> {
         cut: BTreeSet::new(),
         end_request: None,
         refused: BTreeMap::new(),
-        written_to: BTreeMap::new(),
         remainders: BTreeMap::new(),
         skipped: BTreeSet::new(),
         is_partial: false,
@@ -99,8 +98,6 @@ pub struct Saver {
     /// The states in which units are sealed, and in which they can never be saved.
     pub(super) sealed: BTreeMap<String, SealedState>,
     pub(super) refused: BTreeMap<String, Digest>,
-    /// The states in which units had a writer when they were to be sealed.
-    pub(super) written_to: BTreeMap<String, Digest>,
     /// The states in which units that were saved are being deleted.
     pub(super) remainders: BTreeMap<String, Digest>,
     /// The entries that were reported as left out.
@@ -331,13 +328,13 @@ impl Saver {
             Ok(None) => {
                 self.report(&name).state = CheckpointState::Sealed;
                 self.unsealed.remove(&name);
-                self.written_to.remove(&name);
+                self.record.written_to.remove(&name);
                 self.sealed.insert(name, unit.sealed_state());
                 true
             }
             outcome => {
                 if matches!(outcome, Ok(Some(UploadOutcome::Busy))) {
-                    self.written_to.insert(name.clone(), unit.fingerprint);
+                    self.record.written_to.insert(name.clone(), Fingerprint(unit.fingerprint));
                 }
                 self.sealed.remove(&name);
                 let outcome = outcome.map(|busy| busy.unwrap_or(UploadOutcome::Busy));

@@ -9,7 +9,7 @@ use bdnfs::volume::{Seal, Seals, UnitState};
 use tokio::time::Instant;
 
 use super::order::JobEnd;
-use super::record::SealedState;
+use super::record::{Fingerprint, SealedState};
 use super::round::Saver;
 use super::save_context::{IntactUnit, whole_of_remainder};
 
@@ -56,7 +56,7 @@ impl Saver {
         if !is_killed && !seal.has_file_of(&self.cut) {
             return false;
         }
-        if self.written_to.get(&seal.unit) == Some(&seal.fingerprint()) {
+        if self.record.written_to.get(&seal.unit) == Some(&Fingerprint(seal.fingerprint())) {
             return true;
         }
         let (context, seal) = (Arc::clone(&self.context), seal.clone());

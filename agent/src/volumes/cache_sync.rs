@@ -325,6 +325,8 @@ impl CacheSync {
             async move { sync.with_home(|home| home.begin_publishing(next)).await }.boxed()
         };
         let published = mirror_source_announced(&self.mirror, &source, config, progress, &announce).await?;
+        // Its disk may have gone meanwhile, and what was written there is on another.
+        self.mirror.ensure_exists().await?;
         let manifest = Some(published.latest_ref.manifest.to_string());
         let unsaved_since = Some(since).filter(|_| in_use.is_some() || !saved.busy.is_empty());
         let mirror = Some(self.mirror.name().to_owned());

@@ -111,6 +111,7 @@ impl HomeMirrors {
         let unknown =
             || Error::new(Kind::NotFound, "a job named its mirror, which this agent does not know any more");
         let mirror = mirror.filter(is_its).ok_or_else(unknown)?;
+        mirror.ensure_exists().await?;
         let lacks = |what| Error::new(Kind::NotFound, format!("the mirror {} lacks {what}", mirror.name()));
         let latest = mirror.latest(&home.key()).await?;
         let found = latest.content?.filter(|found| !found.removed).ok_or_else(|| lacks("its snapshot"))?;

@@ -80,6 +80,26 @@ fn checkpoint_whose_killed_writer_was_seen_is_torn_whatever_hint_it_has() {
 }
 
 #[test]
+fn checkpoint_whose_writer_was_seen_by_an_earlier_saver_is_torn() {
+    let saving = SavingMachine::new();
+    let end = saving.machine.directory("etc").join("end");
+    let command = format!(
+        "cd $BT_CHECKPOINT_DIR && mkdir open && exec 8>open/model && echo half >&8
+        sleep 0.2; touch open/.metadata; while [ ! -e {} ]; do sleep 0.05; done; kill -9 $$",
+        end.display()
+    );
+    let number = saving.submit("seen", &command);
+    let record = saving.volume("seen").join("saver.json");
+    let is_seen = || fs::read_to_string(&record).is_ok_and(|record| record.contains("written_to"));
+    eventually("the writer is seen", is_seen);
+    kill_and_wait(&saving.machine.savers());
+    fs::write(end, "").unwrap();
+    let status = saving.ended(&number);
+    assert!(checkpoints(&status).iter().any(|one| one.0 == "open" && one.1 == "torn"), "{status}");
+    assert_eq!(saving.files("bt://p@seen/open"), None);
+}
+
+#[test]
 fn checkpoint_being_written_when_the_job_is_stopped_is_torn_unless_that_ends_in_good_order() {
     let saving = SavingMachine::new();
     for (code, state) in [(1, "torn"), (0, "saved")] {

@@ -122,3 +122,22 @@ async fn pull_that_was_interrupted_counts_nothing_of_it_as_changed_here() {
     assert_eq!((other.read("weights").as_deref(), other.read("new")), (Some("third"), None));
     assert!(other.state().pulling.is_none());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn save_to_a_mirror_whose_disk_has_gone_is_not_taken_for_saved() {
+    let (mirror, one, other) = nodes();
+    one.write("weights", "first");
+    one.save().await;
+    one.write("weights", "second");
+    let format = mirror.path().join("format.json");
+    let content = fs::read(&format).unwrap();
+    fs::remove_file(&format).unwrap();
+    let before = one.state();
+    let saved = one.sync().await.save(CONFIG, &MirrorProgress::default()).await;
+    assert!(saved.unwrap_err().to_string().contains("is gone, which was there before"));
+    assert_eq!(SyncState { publishing: None, ..one.state() }, before);
+    fs::write(format, content).unwrap();
+    one.save().await;
+    other.pull().await;
+    assert_eq!(other.read("weights").as_deref(), Some("second"));
+}
