@@ -133,6 +133,11 @@ impl Volumes {
         self.mirrors.set_own(own);
     }
 
+    /// The mirror that a user of `home` has named last, if one has since the agent began.
+    pub fn mirror_named_for(&self, home: &CacheHome) -> Option<Mirror> {
+        self.mirrors.named.lock().get(home.path()).cloned()
+    }
+
     /// Notes the mirror that a user of `home` has named, which is asked before it is evicted. Touches the local disk.
     pub fn note_mirror(&self, home: &CacheHome, mirror: Mirror) {
         self.mirrors.note_named(home, mirror);

@@ -162,7 +162,8 @@ async fn save_unused<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
     let (_use_lock, end) = end_use(user, home).await?;
     let lock = match end {
         UseEnd::InUse => {
-            if user.is_first() {
+            // The last one may name no mirror; this one may be away for now.
+            if user.is_first() && !matches!(open_mirror(user, home, true).await, Ok(None)) {
                 let own = home.clone();
                 blocking(move || own.owe_save()).await?;
             }
@@ -173,15 +174,27 @@ async fn save_unused<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
             user.warn(format!("{home} is not saved: {}", torn_message(home)));
             return Ok(());
         }
-        UseEnd::Ended(lock) => {
-            let own = home.clone();
-            if !user.is_first() && !blocking(move || Ok(own.owes_save())).await? {
-                return Ok(());
-            }
-            lock
-        }
+        UseEnd::Ended(lock) => lock,
     };
-    let Some(mirror) = open_mirror(user, home, true).await? else { return Ok(()) };
+    let own = home.clone();
+    let is_owed = blocking(move || Ok(own.owes_save())).await?;
+    if !user.is_first() && !is_owed {
+        return Ok(());
+    }
+    let mirror = match open_mirror(user, home, true).await? {
+        // Whoever left it to this user has one.
+        None if is_owed => user.volumes().mirror_named_for(home),
+        opened => opened,
+    };
+    let Some(mirror) = mirror else {
+        if is_owed {
+            user.warn(format!(
+                "{home} is not saved: the job or container that named its mirror has ended, and so has the agent that knew it; \
+                 save it by `bdnfs project save`"
+            ));
+        }
+        return Ok(());
+    };
     let begin = Instant::now();
     let sync = CacheSync::new(home.clone(), mirror, lock);
     let saved =

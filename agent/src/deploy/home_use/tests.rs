@@ -23,6 +23,8 @@ struct HomeOwner {
     volumes: Arc<Volumes>,
     home: CacheHome,
     mirror: Option<MirrorRequest>,
+    /// Whether it is not to be saved; else it lacks the secret of a mirror that it doesn't know here.
+    is_unsaved: bool,
     opened: Arc<Mutex<u32>>,
     notes: Arc<Mutex<Vec<String>>>,
 }
@@ -39,7 +41,8 @@ impl HomeOwner {
         let url = Secret::new(format!("file://{}", directory.join("mirror").display()));
         let mirror = MirrorRequest { url, tenant: "t".into(), access: Access::default() };
         let (volumes, mirror) = (Arc::new(volumes), has_mirror.then_some(mirror));
-        let owner = Self { volumes, home, mirror, opened: Arc::default(), notes: Arc::default() };
+        let owner =
+            Self { volumes, home, mirror, is_unsaved: false, opened: Arc::default(), notes: Arc::default() };
         owner.home.try_sync_lock().unwrap().unwrap();
         owner.make_due();
         owner
@@ -69,6 +72,9 @@ impl HomeUser for HomeOwner {
     fn mirror(&self) -> Result<Option<MirrorRequest>> {
         *self.opened.lock() += 1;
         self.make_due();
+        if self.is_unsaved {
+            return Ok(None);
+        }
         let missing = || Error::new(Kind::Refused, "no secret");
         self.mirror.clone().map(Some).ok_or_else(missing)
     }
@@ -167,6 +173,34 @@ async fn home_that_could_not_be_saved_at_the_end_of_its_use_is_saved_when_the_mi
     sleep(LONGEST_RETRY_INTERVAL * 2).await;
     assert_eq!(saves(), 1, "{:?}", owner.notes.lock());
     assert!(owner.home.sync_state().unwrap().is_saved() && !owner.home.owes_save());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn home_that_is_left_to_a_user_without_a_mirror_is_saved_where_the_first_one_saves() {
+    let directory = tempfile::tempdir().unwrap();
+    for is_mirror_known in [true, false] {
+        let first = HomeOwner::new(directory.path(), true);
+        let last = HomeOwner { is_unsaved: true, ..first.clone() };
+        let home = first.home.clone();
+        let used = [begin(&first, &home, false).await.unwrap(), begin(&last, &home, false).await.unwrap()];
+        std::fs::write(home.tree().join(is_mirror_known.to_string()), "content").unwrap();
+        let [used, last_used] = used;
+        drop(used);
+        save(&first, &home).await;
+        assert!(home.owes_save() && !home.sync_state().unwrap().is_saved(), "{:?}", first.notes.lock());
+        drop(last_used);
+        if is_mirror_known {
+            save(&last, &home).await;
+            assert!(home.sync_state().unwrap().is_saved(), "{:?}", first.notes.lock());
+            continue;
+        }
+        drop((first, last));
+        // As the next agent does.
+        let later = HomeOwner { is_unsaved: true, ..HomeOwner::new(directory.path(), false) };
+        save(&later, &home).await;
+        assert!(later.notes.lock()[0].ends_with("save it by `bdnfs project save`"));
+        assert!(home.owes_save() && !home.sync_state().unwrap().is_saved());
+    }
 }
 
 #[tokio::test(start_paused = true)]
