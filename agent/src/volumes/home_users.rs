@@ -204,12 +204,18 @@ impl CacheHome {
     /// The error for one that is in use.
     pub fn in_use(&self) -> Error {
         let text = match self.recent_user() {
-            Some(host) => format!("{self} is in use by a job on the node {host}; stop that first"),
+            Some(host) => return self.in_use_on(&host),
             None if self.is_shared() => {
                 format!("{self} is in use by a job on another node or this one; stop that first")
             }
             None => format!("{self} is in use by a job or a container on this node; stop that first"),
         };
+        Error::new(Kind::Busy, text)
+    }
+
+    /// The error for one that is in use on the node called `host`.
+    pub(super) fn in_use_on(&self, host: &str) -> Error {
+        let text = format!("{self} is in use by a job on the node {host}; stop that first");
         Error::new(Kind::Busy, text)
     }
 }

@@ -273,6 +273,29 @@ fn training_cache_removed_from_node_and_mirror_is_empty_on_every_node() {
 }
 
 #[test]
+fn training_cache_that_a_job_of_another_node_uses_is_not_removed_from_its_mirror() {
+    let nodes = SavingNodes::new();
+    let (machine, flag) = (&nodes.one, nodes.one.directory("flag"));
+    nodes.run(&nodes.other, "echo first > $BT_PROJECT_CACHE_DIR/file");
+    let agent = nodes.agent(machine);
+    let wait = format!(
+        "touch {0}/runs; while [ ! -e {0}/go ]; do sleep 0.05; done; echo last > $BT_PROJECT_CACHE_DIR/last",
+        text(&flag)
+    );
+    let last = submitted(machine, &["--project", "p", text(&cached(machine, &wait))]);
+    eventually("it runs", || flag.join("runs").exists());
+    let mirror = nodes.mirror();
+    let remove = ["project", "rm", "p", "--yes", "--mirror", text(&mirror)];
+    nodes.other.run(&remove).fails(&["is in use by a job on the node"]);
+    assert_eq!(read(&nodes.other, "file").as_deref(), Some("first\n"), "nothing was removed");
+    fs::write(flag.join("go"), "").unwrap();
+    job(machine, &["wait", &last]).succeeds();
+    agent.stop();
+    nodes.run(&nodes.other, "cat $BT_PROJECT_CACHE_DIR/last");
+    nodes.other.run(&remove).succeeds();
+}
+
+#[test]
 fn training_cache_after_a_reboot_under_a_job_is_saved_only_by_project_save() {
     let nodes = SavingNodes::new();
     nodes.run(&nodes.one, "echo first > $BT_PROJECT_CACHE_DIR/file");

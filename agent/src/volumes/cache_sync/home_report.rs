@@ -50,6 +50,24 @@ impl CacheHome {
         mirror.put_home_report(&self.key(), &report).await
     }
 
+    /// Makes sure that no job or container of another node uses the cache, as far as those nodes have told `mirror` lately.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`](bdnfs::error::Kind::Busy) where one does; those of the mirror.
+    pub async fn ensure_unused_elsewhere(&self, mirror: &Mirror) -> Result<()> {
+        let home = self.clone();
+        // Where there are no volumes, there is none to leave out.
+        let own = blocking(move || Ok(NodeIdentity::of(home.volumes()).ok())).await?;
+        let now = now();
+        let is_used = |report: &&HomeReport| {
+            report.in_use && is_recent(report, now) && own.as_ref().is_none_or(|own| own.id != report.node)
+        };
+        match mirror.home_reports(&self.key()).await?.iter().find(is_used) {
+            Some(report) => Err(self.in_use_on(&report.host)),
+            None => Ok(()),
+        }
+    }
+
     /// The report on the home as it is now. Touches the local disk.
     ///
     /// # Errors

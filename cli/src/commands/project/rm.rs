@@ -56,6 +56,10 @@ pub async fn run(args: ProjectRemoveArgs) -> Result<()> {
     if !args.yes && !confirm_removal(&format!("{home} ({}){and_saved}", text::size(bytes)))? {
         bail!("nothing was removed");
     }
+    if let Some(mirror) = &mirror {
+        // Its node would empty it when it ends, with what it wrote since.
+        home.ensure_unused_elsewhere(mirror).await?;
+    }
     if home.exists() {
         // One that is being saved would be saved without what is gone from it already, and other nodes would remove that.
         let busy = || anyhow!("{home} is being saved, or updated for a job; try again later");
