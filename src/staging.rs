@@ -139,7 +139,7 @@ impl Stage {
                 continue;
             }
             if let Some(since) = self.verified_since
-                && !audit::audit_since(snapshot.clone(), since).await?.damaged.is_empty()
+                && !audit::audit_since(snapshot.clone(), since).await?
             {
                 continue;
             }

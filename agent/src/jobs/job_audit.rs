@@ -19,8 +19,7 @@ use crate::runtime;
 #[derive(Debug)]
 pub struct JobAudit {
     given_up: Arc<AtomicBool>,
-    /// The damaged content that was found, a line for each.
-    outcome: oneshot::Receiver<Result<Vec<String>>>,
+    outcome: oneshot::Receiver<Result<()>>,
 }
 
 impl Drop for JobAudit {
@@ -30,7 +29,8 @@ impl Drop for JobAudit {
 }
 
 impl JobAudit {
-    /// Starts to verify the sources of a job, all of which are mounted and local.
+    /// Starts to verify the sources of a job, all of which are mounted and local. Damage is an event of the job as soon as it is found:
+    /// it is written down whatever becomes of this agent.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk) where there is no thread for it.
@@ -42,13 +42,17 @@ impl JobAudit {
         let (given_up, period) = (Arc::<AtomicBool>::default(), recent(services.scrub_interval));
         let (sender, outcome) = oneshot::channel();
         let cancelled = Arc::clone(&given_up);
+        let owner = Arc::clone(job);
         let verify = move || {
             runtime::lower_priority();
-            let all =
-                snapshots.iter().map(|snapshot| audit(snapshot, &period, &|_| !cancelled.load(Relaxed)));
-            let damaged = all.map(|totals| totals.map(|totals| totals.damaged));
+            let mut tell = |damaged| {
+                owner.note(format!(
+                    "damaged in the cache, removed and fetched again; its commands may have read it: {damaged}"
+                ));
+            };
+            let mut audit = |snapshot| audit(snapshot, &period, &|_| !cancelled.load(Relaxed), &mut tell);
             // The receiver is gone if the audit was given up.
-            let _ = sender.send(damaged.collect::<Result<Vec<_>>>().map(|damaged| damaged.concat()));
+            let _ = sender.send(snapshots.iter().try_for_each(&mut audit));
         };
         thread::Builder::new()
             .name("bdnfs-audit".to_owned())
@@ -57,17 +61,11 @@ impl JobAudit {
         Ok(Self { given_up, outcome })
     }
 
-    /// Waits until all is verified, and notes damage as an event of `job`.
+    /// Waits until all is verified; what could not be is an event of `job`.
     pub async fn finish(mut self, job: &Job) {
-        match (&mut self.outcome).await {
-            Ok(Ok(damaged)) => damaged.iter().for_each(|damaged| {
-                job.note(format!(
-                    "damaged in the cache, removed and fetched again; its commands may have read it: {damaged}"
-                ));
-            }),
-            Ok(Err(error)) => job.note(format!("not all that it read could be verified again: {error}")),
-            // Its thread panicked, which was logged.
-            Err(_) => {}
+        // Where its thread panicked, that was logged.
+        if let Ok(Err(error)) = (&mut self.outcome).await {
+            job.note(format!("not all that it read could be verified again: {error}"));
         }
     }
 }

@@ -72,6 +72,36 @@ fn job_with_damaged_mirror_and_healthy_origin_runs_and_repairs_it() {
 }
 
 #[test]
+fn job_with_damaged_cache_reports_it_while_its_commands_run() {
+    let env = TestEnv::new();
+    env.put("weights", 17 * MIB);
+    let agent = env.machine.agent("");
+    let flag = env.machine.directory("flag").join("go");
+    let command = format!("while [ ! -e {} ]; do sleep 0.05; done", text(&flag));
+    let job_spec = spec(&env.machine, "job.toml", &toml(&[("s3://bucket", "/m")], &[command.as_str()]));
+    let submit = || submitted(&env.machine, &[text(&job_spec), "--no-mirror"]);
+    fs::write(&flag, "").unwrap();
+    job(&env.machine, &["wait", &submit(), "--timeout", "60s"]).succeeds();
+    fs::remove_file(&flag).unwrap();
+    let blob = largest_file(&env.machine.cache().join("tenants"));
+    flip_byte(&blob, MIB as u64);
+    fs::File::open(&blob).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    let id = submit();
+    let is_told = || {
+        let shown = job(&env.machine, &["show", &id, "--json"]).succeeds();
+        let shown: Value = serde_json::from_str(&shown).unwrap();
+        shown["state"] == "TRAINING_JOB_RUNNING"
+            && events(&shown).iter().any(|event| event.starts_with("damaged in the cache"))
+    };
+    eventually("it is told", is_told);
+    agent.crash();
+    let _agent = env.machine.agent("");
+    assert!(is_told(), "the next agent tells it, too");
+    fs::write(&flag, "").unwrap();
+    job(&env.machine, &["wait", &id, "--timeout", "60s"]).succeeds();
+}
+
+#[test]
 fn job_with_damaged_cache_reports_it_before_it_completes() {
     // A native mount reads a copy of small files.
     for (via, files, size) in [("fuse", 1, 17 * MIB), ("native", 9, MIB / 2)] {
