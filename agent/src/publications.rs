@@ -14,6 +14,7 @@
 mod base;
 pub mod bind;
 mod cdi;
+mod ending;
 mod publication;
 mod publication_config;
 mod publishing;
@@ -282,40 +283,6 @@ impl Publications {
         Ok((new, true))
     }
 
-    /// Ends a publication, whatever its state, and waits until what was bound is gone. It is no error where there is none.
-    ///
-    /// # Errors
-    /// Why it can't be unbound; then it stays published. [`Kind::Busy`] also for one of an earlier run whose record can't be read, where
-    /// nothing else tells what it has bound.
-    pub async fn unpublish(self: &Arc<Self>, key: &str) -> ApiResult<()> {
-        self.lifecycle.ready().await;
-        let found = self.table.lock().get(key).cloned();
-        if let Some(publication) = found {
-            publication.cancel();
-            if publication.failure().is_some() {
-                self.forget(&publication);
-            }
-            tokio::select! {
-                () = publication.await_removal() => {}
-                failure = publication.unpublish_failure() => return Err(failure),
-                () = self.lifecycle.await_closing() => return Err(Failure::closing()),
-            }
-        }
-        // A suspended publication leaves its record, with which the next agent would publish it again.
-        let (publications, key) = (Arc::clone(self), key.to_owned());
-        let removed = blocking(move || {
-            let is_published_again = publications.table.lock().contains_key(&key);
-            if !is_publication_key(&key) || is_published_again {
-                return Ok(());
-            }
-            publications.unbind_unknown(&key)?;
-            publications.records.remove(&key)
-        });
-        removed.await?;
-        self.release_kept_bases().await;
-        Ok(())
-    }
-
     /// The status of a publication.
     ///
     /// # Errors
@@ -330,36 +297,6 @@ impl Publications {
         self.all().iter().map(|publication| publication.status()).collect()
     }
 
-    /// Ends pending publications, which the next agent resumes; with `all` for good, and published ones too.
-    pub async fn end_all(self: &Arc<Self>, all: bool) {
-        self.ending.store(true, Ordering::Release);
-        if all {
-            let publications = Arc::clone(self);
-            // No container is to be started with what is about to go. That it failed is logged.
-            let removed = blocking(move || {
-                publications.remove_devices();
-                Ok(())
-            });
-            let _ = removed.await;
-        }
-        for publication in self.all() {
-            if !publication.is_published() {
-                if all {
-                    publication.cancel()
-                } else {
-                    publication.suspend()
-                }
-                if publication.failure().is_none() {
-                    publication.await_outcome().await;
-                }
-            } else if let Some(target) = publication.target.clone().filter(|_| all)
-                && let Err(error) = blocking(move || target.unbind()).await
-            {
-                tracing::warn!("{error}");
-            }
-        }
-    }
-
     fn all(&self) -> Vec<Arc<Publication>> {
         self.table.lock().values().cloned().collect()
     }
@@ -367,16 +304,6 @@ impl Publications {
     /// The targets of all.
     fn targets(&self) -> Vec<PathBuf> {
         self.all().iter().filter_map(|one| Some(one.target.as_ref()?.path())).collect()
-    }
-
-    /// Removes a publication from the table.
-    fn forget(&self, publication: &Arc<Publication>) {
-        let mut table = self.table.lock();
-        if table.get(&publication.key).is_some_and(|known| Arc::ptr_eq(known, publication)) {
-            table.remove(&publication.key);
-        }
-        drop(table);
-        publication.set_gone();
     }
 
     /// Counts publications by their states.

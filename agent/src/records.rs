@@ -170,7 +170,12 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub fn remove(&self, name: &str) -> Result<()> {
-        match fs::remove_file(self.path(name)) {
+        let path = self.path(name);
+        // A frozen disk tells that there is none, and removes none.
+        if fs::symlink_metadata(&path).is_err_and(|e| e.kind() == ErrorKind::NotFound) {
+            return Ok(());
+        }
+        match fs::remove_file(path) {
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
             removed => removed.and_then(|()| self.directory.sync()).map_err(|e| self.fault(e)),
         }

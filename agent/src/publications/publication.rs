@@ -58,6 +58,8 @@ struct State {
     message: String,
     /// Why it could not be unpublished.
     unpublish_failure: Option<Failure>,
+    /// Whether it has ended, and nothing is bound to its target any more.
+    is_unbound: bool,
 }
 
 #[derive(Clone, Debug, Default)]

@@ -142,11 +142,15 @@ impl Publications {
 
     /// Unbinds a publication, and removes its record, unless the next agent resumes it.
     pub(super) async fn unbind(self: &Arc<Self>, publication: &Arc<Publication>) -> Result<()> {
+        let bound = Arc::clone(publication);
+        blocking(move || match bound.target.as_ref().filter(|_| bound.is_bound()) {
+            Some(target) => target.unbind(),
+            None => Ok(()),
+        })
+        .await?;
+        publication.set_unbound();
         let (publications, unbound) = (Arc::clone(self), Arc::clone(publication));
         blocking(move || {
-            if let Some(target) = unbound.target.as_ref().filter(|_| unbound.is_bound()) {
-                target.unbind()?;
-            }
             // One that stays is of a publication that has ended, as the next agent finds.
             if !unbound.is_suspended()
                 && let Err(error) = publications.records.remove(&unbound.key)

@@ -1,15 +1,18 @@
-//! Requests that wait for a publication that fails, or is unpublished meanwhile: each is told so.
+//! Requests that wait: for a publication that fails, or is unpublished meanwhile, and for a disk that does not answer.
 
 use std::time::Duration;
 
 use bdnfs_tests::MIB;
+use bdnfs_tests::disk::LoopDisk;
 use bdnfs_tests::mounts::is_mounted;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
 use serde_json::json;
 
-use crate::kit::{assert_nothing_left, bound, config, publish, put, unpublish};
+use crate::kit::{
+    assert_nothing_left, bases, bound, config, entries, publish, put, request, targets, unpublish,
+};
 
 const PASSING: NetworkFault =
     NetworkFault { refuse: false, frozen: false, delay: Duration::ZERO, rate: None, cut: None };
@@ -60,4 +63,44 @@ fn requests_for_a_publication_that_fails_all_get_the_failure() {
         }
     });
     assert_nothing_left(&env);
+}
+
+#[test]
+fn publication_is_unpublished_while_the_disk_of_the_cache_is_frozen() {
+    let Some(disk) = LoopDisk::new(256 << 20) else { return };
+    let env = TestEnv::new();
+    env.put("file", 5);
+    let machine = env.second_machine().with_cache(&disk.path().join("cache"));
+    let agent = machine.agent(&config(&machine));
+    let bound = ["one", "other"].map(|name| {
+        let (mut request, target) = (request(&env, ""), targets(&machine).join(name));
+        request["target"] = json!(target);
+        publish(&agent, name, &request);
+        (request, target)
+    });
+    disk.freeze();
+    let [(request, target), _] = &bound;
+    unpublish(&agent, "one");
+    assert!(!target.exists(), "its pod is gone, which the kubelet waits for");
+    unpublish(&agent, "never");
+    // What is to take its place waits for its record.
+    let next = put(&agent, "one", request, 1);
+    assert_eq!(next.code, 202, "{}", next.body);
+    disk.thaw();
+    publish(&agent, "one", request);
+    assert!(is_mounted(target));
+    disk.freeze();
+    unpublish(&agent, "one");
+    let crashed = std::thread::scope(|scope| {
+        let crashed = scope.spawn(|| agent.crash());
+        std::thread::sleep(Duration::from_secs(1));
+        disk.thaw();
+        crashed.join()
+    });
+    crashed.unwrap();
+    let agent = machine.agent(&config(&machine));
+    assert!(!is_mounted(target) && agent.get("/v1/publications/one").code == 404);
+    unpublish(&agent, "other");
+    assert!(bases(&machine).is_empty() && entries(&machine.cache().join("state/publications")).is_empty());
+    agent.stop();
 }

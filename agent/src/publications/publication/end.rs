@@ -2,12 +2,16 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bdnfs::error::Kind;
 
 use super::{Publication, Step};
 use crate::api::publication::PublicationStatus;
 use crate::api::{ApiResult, Failure};
+
+/// How long the removal of what is no longer bound is waited for. It takes milliseconds; a kubelet waits for two minutes.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A request for a publication to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +26,18 @@ impl Publication {
     /// Waits until it is not in the table any more.
     pub async fn await_removal(&self) {
         let _ = self.state.subscribe().wait_for(|state| matches!(state.step, Step::Gone(_))).await;
+    }
+
+    /// Waits until nothing is bound to its target any more, and for a while that it is removed, unless the cache's disk hangs: nobody
+    /// needs that to go on.
+    pub async fn await_unbound(&self) {
+        let _ = self.state.subscribe().wait_for(|state| state.is_unbound).await;
+        tokio::time::sleep(REMOVAL_PATIENCE).await;
+    }
+
+    /// Notes that nothing is bound to its target any more.
+    pub fn set_unbound(&self) {
+        self.state.send_modify(|state| state.is_unbound = true);
     }
 
     /// Asks it to end for good.
