@@ -179,6 +179,8 @@ fn chart_takes_the_keys_of_the_agents_configuration() {
     for key in ["cache_dir", "socket", "hold", "fdstore"] {
         assert!(documented.get_mut("").unwrap().remove(key) && config[key].is_null(), "{key}");
     }
+    // What `volumesDir` of the chart mounts there.
+    assert!(documented.get_mut("volumes").unwrap().remove("dir") && config["volumes"]["dir"].is_null());
     assert_eq!(documented.len(), 8, "{documented:?}");
     for (section, keys) in documented {
         let has = match section.split_once('.') {
