@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use bdnfs::blob::Key;
 use bdnfs::error::{Error, Kind, Result};
+use bdnfs::manifest::ListingNotes;
 use bdnfs::mirror::Mirror;
 use bdnfs::mirror::catalog::{Ref, source_key};
-use bdnfs::mirroring::{MirrorOutcome, MirrorProgress, mirror_uri};
+use bdnfs::mirroring::{MirrorOutcome, MirrorProgress, MirrorSource, Repairs, find_mirrored, mirror_uri};
 use bdnfs::source::{Patterns, Uri};
 use bdnfs::task::{blocking, run_on_blocking_thread};
 use parking_lot::Mutex;
@@ -75,12 +76,24 @@ impl MirrorQueue {
                 lock.lock().await
             }
         };
-        if self.slots.available_permits() == 0 {
-            note(format!(
-                "waits for its turn to mirror {uri}: {PARALLEL_SOURCES} sources are copied at once"
-            ));
-        }
-        let _slot = self.slots.acquire().await;
+        let _slot = match self.slots.try_acquire() {
+            Ok(slot) => slot,
+            Err(_) => {
+                // What the mirror has needs none, and copies may take hours.
+                if let Ok(Some(unchanged)) = find_unchanged(&mirror, &uri, &patterns, request).await {
+                    note(text::mirror_outcome(&unchanged));
+                    return Ok(());
+                }
+                note(format!(
+                    "waits for its turn to mirror {uri}: {PARALLEL_SOURCES} sources are copied at once"
+                ));
+                // It is never closed.
+                match self.slots.acquire().await {
+                    Ok(slot) => slot,
+                    Err(closed) => return Err(Error::with(Kind::Interrupted, "no turn comes", closed)),
+                }
+            }
+        };
         match add(&mirror, &uri, patterns, request, progress).await {
             Ok(published) => note(text::mirror_outcome(&published)),
             Err(error) => {
@@ -156,6 +169,30 @@ fn is_away(error: &Error) -> bool {
     matches!(error.kind(), Kind::Unavailable | Kind::Timeout)
 }
 
+/// What the mirror has of the source of `request`, if that is all of it as its origin lists it now.
+async fn find_unchanged(
+    mirror: &Mirror,
+    uri: &Uri,
+    patterns: &Patterns,
+    request: &MountRequest,
+) -> Result<Option<MirrorOutcome>> {
+    let (mirror, of) = (mirror.clone(), uri.clone());
+    let (patterns, access) = (patterns.clone(), request.weights.access.clone());
+    let find = move || async move {
+        let source = MirrorSource::open(&of, &access, patterns).await?;
+        find_mirrored(&mirror, &source, MIRROR_CONFIG).await
+    };
+    let unchanged = |found| MirrorOutcome {
+        latest_ref: found,
+        new: false,
+        notes: ListingNotes::default(),
+        repaired: Repairs::default(),
+        read: 0,
+        written: 0,
+    };
+    Ok(run_on_blocking_thread(find).await?.map(unchanged))
+}
+
 /// Mirrors the source of `request`. `progress` is told how far it is. Dropping the future cancels that.
 async fn add(
     mirror: &Mirror,
@@ -189,5 +226,66 @@ async fn report_progress(
             let (done, all) = (text::size(done), text::size(all));
             report(format!("mirroring {uri}: {done} of {all}; it goes on"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use bdnfs::source::{Access, Secret};
+
+    use super::*;
+    use crate::api::{MirrorRequest, Weights};
+
+    fn request(directory: &Path) -> MountRequest {
+        let url = |name: &str| Secret::new(format!("file://{}", directory.join(name).display()));
+        let (source, access) = (url("source"), Access::default());
+        let weights = Weights {
+            source,
+            mountpoint: "/m".into(),
+            allow: None,
+            ignore: Vec::new(),
+            access,
+            layout: None,
+        };
+        let mirror = MirrorRequest { url: url("mirror"), tenant: "t".into(), access: Access::default() };
+        MountRequest {
+            weights,
+            tenant: None,
+            mirror: Some(mirror),
+            direct: false,
+            offline: false,
+            snapshot: None,
+            allow_other: false,
+            uid: None,
+            gid: None,
+            via: None,
+            cache_size: None,
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn source_that_the_mirror_has_waits_for_no_turn() {
+        let directory = tempfile::tempdir().unwrap();
+        let source = directory.path().join("source");
+        fs::create_dir(&source).unwrap();
+        fs::write(source.join("file"), "first").unwrap();
+        let (queue, request, notes) =
+            (MirrorQueue::default(), request(directory.path()), Mutex::new(Vec::new()));
+        let note = |text| notes.lock().push(text);
+        let mirror = || queue.mirror(&request, directory.path(), &note, &|_| ());
+        mirror().await.unwrap();
+        let others = queue.slots.acquire_many(PARALLEL_SOURCES as u32).await.unwrap();
+        mirror().await.unwrap();
+        fs::write(source.join("file"), "second").unwrap();
+        let changed = tokio::time::timeout(Duration::from_millis(500), mirror()).await;
+        assert!(changed.is_err(), "{:?}", notes.lock());
+        drop(others);
+        mirror().await.unwrap();
+        let begins = ["mirrored", "unchanged", "waits for its turn", "mirrored"];
+        let notes = notes.into_inner();
+        assert!(notes.iter().zip(begins).all(|(note, begin)| note.starts_with(begin)), "{notes:?}");
+        assert_eq!(notes.len(), begins.len(), "{notes:?}");
     }
 }
