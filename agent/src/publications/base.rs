@@ -178,6 +178,11 @@ impl Bases {
         mountpoint.parent() == Some(&self.directory)
     }
 
+    /// Whether the base at `path` has users that are known.
+    pub fn is_joined(&self, path: &Path) -> bool {
+        self.table.lock().iter().any(|base| base.path == path)
+    }
+
     /// The base for `key`, which is there until it is [released](Self::release): another one where that was unmounted by somebody
     /// else. Touches the local disk.
     ///
@@ -261,6 +266,9 @@ impl Bases {
         };
         base.staged.get_or_try_init(|| stage).await?;
         // It may have lost blocks since, or be looked through after a restart.
+        if matches!(mount.stage_state(), Some(StageState::Done)) {
+            return Ok(());
+        }
         stage_all(&self.mounts, std::slice::from_ref(mount), |_| ()).await
     }
 

@@ -171,13 +171,15 @@ impl Publications {
         let published: Vec<_> = self.all().into_iter().filter(|one| one.is_published()).collect();
         let publications = Arc::clone(self);
         let compared = blocking(move || {
+            // Before the table: what is taken over meanwhile has no publication yet.
+            let is_known = !publications.has_unreadable_record();
             let mounted = mounts::all()?;
             let is_there = |path: &Path| mounted.iter().any(|entry| entry.mountpoint == path);
             let lost = published.into_iter().filter(|one| {
                 one.target.as_ref().is_some_and(|at| !is_there(&at.path()) || at.is_unwanted())
             });
             let lost: Vec<_> = lost.collect();
-            publications.remove_orphans(&mounted, &publications.targets());
+            publications.remove_orphans(&mounted, &publications.targets(), is_known);
             let ended: Vec<_> = publications.all().into_iter().filter(|one| has_ended_job(one)).collect();
             Ok((lost, ended, publications.find_unused()?))
         });
@@ -233,15 +235,15 @@ impl Publications {
         let last_run = self.last_run.lock();
         let targets = last_run.values().filter_map(|record| record.request.target.as_deref());
         let located = targets.map(|path| self.target_of_last_run(path).path()).collect::<Vec<_>>();
-        self.remove_orphans(&mounts::all()?, &located);
+        self.remove_orphans(&mounts::all()?, &located, true);
         Ok(())
     }
 
-    /// Unbinds those binds of our bases that are not at `known` targets, unless they may belong to a record that can't be read.
-    /// Blocks on the local disk.
-    fn remove_orphans(&self, mounted: &[MountEntry], known: &[PathBuf]) {
+    /// Unbinds those binds of our bases that are not at `known` targets, unless they may belong to a record that can't be read: not
+    /// where there was one before `known` was read, either. Blocks on the local disk.
+    fn remove_orphans(&self, mounted: &[MountEntry], known: &[PathBuf], was_readable: bool) {
         let unclaimed = self.unclaimed_binds(mounted, known);
-        if self.may_have_unknown(&unclaimed) {
+        if self.may_have_unknown(&unclaimed) || !was_readable {
             return;
         }
         let bases = mounted.iter().filter(|entry| self.bases.has(&entry.mountpoint));

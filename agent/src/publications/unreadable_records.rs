@@ -22,12 +22,17 @@ use crate::api::ApiResult;
 use crate::api::publication::{PublicationRequest, publication_key};
 use crate::records::Records;
 
+/// The prefix of the keys of pods' publications, which the agent sees where they are bound.
+const POD_KEY_PREFIX: &str = "csi-";
+
 /// The records that can't be read, and all bases of the run that wrote them.
 #[derive(Debug, Default)]
 pub struct UnreadableRecords {
     /// Why each can't be read, by its key.
     errors: Mutex<BTreeMap<String, String>>,
     bases: Mutex<Vec<Arc<Base>>>,
+    /// Held while one is taken over.
+    adoption: Mutex<()>,
 }
 
 impl UnreadableRecords {
@@ -74,13 +79,20 @@ impl Publications {
             return;
         }
         let mounted = self.mounts.attached().into_iter().filter(|mount| self.bases.has(mount.mountpoint()));
-        self.unreadable.bases.lock().extend(mounted.map(|mount| self.bases.restore(mount, true)));
+        // One that only unknown publications have may have been staged, and must not be evicted.
+        let kept = mounted.map(|mount| {
+            let is_staged = !self.bases.is_joined(mount.mountpoint());
+            self.bases.restore(mount, is_staged)
+        });
+        self.unreadable.bases.lock().extend(kept);
     }
 
     /// Gives back those kept bases that are bound nowhere any more, and so have no unknown publication.
     pub(super) async fn release_kept_bases(&self) {
         let kept = self.unreadable.bases.lock().clone();
-        if kept.is_empty() {
+        let may_be_unseen = |key: &String| !key.starts_with(POD_KEY_PREFIX);
+        let is_any_unseen = self.unreadable.errors.lock().keys().any(may_be_unseen);
+        if kept.is_empty() || (is_any_unseen && !mounts::sees_all_namespaces()) {
             return;
         }
         let unused = blocking(move || {
@@ -107,57 +119,77 @@ impl Publications {
         request: &PublicationRequest,
         target: &BindTarget,
     ) -> ApiResult<()> {
-        let Some(error) = self.unreadable.error(key) else { return Ok(()) };
+        if self.unreadable.error(key).is_none() {
+            return Ok(());
+        }
         let (publications, name) = (Arc::clone(self), key.to_owned());
         let (request, target) = (request.clone(), target.clone());
-        let found = blocking(move || {
-            let Some(bound) = target.mounted()?.filter(MountEntry::ours) else { return Ok(None) };
-            let base = publications.kept_base_of(&bound)?;
-            if base.is_none() && is_key_at(&name, &target.path()) {
-                // Its mount has ended with the earlier agent.
-                return target.unbind().map(|()| None);
-            }
-            let Some(base) = base.filter(|base| publications.is_for(base, &request)) else {
-                let at = target.path();
-                let text = format!("{error}, and {} shows something else; unpublish it first", at.display());
-                return Err(Error::new(Kind::Busy, text));
-            };
-            let record = PublicationRecord {
-                request: record::without_secrets(&request)?,
-                base: base.path().to_owned(),
-                boot: publications.boot.clone(),
-                pending: None,
-                lost_mount: false,
-            };
-            publications.records.put(&name, &record)?;
-            Ok(Some(publications.restore_one(name, record).0))
-        });
-        if let Some(publication) = found.await? {
-            self.unreadable.forget(key);
-            self.resume_published(publication);
+        // To its end, also where who asked gives up.
+        Ok(blocking(move || publications.adopt_now(name, &request, &target)).await?)
+    }
+
+    fn adopt_now(
+        self: &Arc<Self>,
+        key: String,
+        request: &PublicationRequest,
+        target: &BindTarget,
+    ) -> Result<()> {
+        let _turn = self.unreadable.adoption.lock();
+        // Another request was faster, or its target is that of another one, which is told.
+        let Some(error) = self.unreadable.error(&key) else { return Ok(()) };
+        if self.targets().contains(&target.path()) {
+            return Ok(());
         }
+        let Some(bound) = target.mounted()?.filter(MountEntry::ours) else { return Ok(()) };
+        let is_its = is_key_at(&key, &target.path());
+        let bases = self.kept_bases_of(&bound)?;
+        if bases.is_empty() && is_its {
+            // Its mount has ended with the earlier agent.
+            return target.unbind();
+        }
+        let Some(base) = bases.into_iter().find(|base| self.is_for(base, request, is_its)) else {
+            let at = target.path();
+            let text = format!("{error}, and {} shows something else; unpublish it first", at.display());
+            return Err(Error::new(Kind::Busy, text));
+        };
+        let record = PublicationRecord {
+            request: record::without_secrets(request)?,
+            base: base.path().to_owned(),
+            boot: self.boot.clone(),
+            pending: None,
+            lost_mount: false,
+        };
+        self.records.put(&key, &record)?;
+        // What was unbound meanwhile is found to be by the next comparison with the mount table.
+        let (publication, _) = self.restore_one(key.clone(), record);
+        self.resume_published(publication);
+        self.unreadable.forget(&key);
         Ok(())
     }
 
-    /// The kept base that `bound` shows.
-    fn kept_base_of(&self, bound: &MountEntry) -> Result<Option<Arc<Base>>> {
+    /// The kept bases that `bound` may show: those with other owners may share a file system.
+    fn kept_bases_of(&self, bound: &MountEntry) -> Result<Vec<Arc<Base>>> {
+        let mut found = Vec::new();
         for base in self.unreadable.bases.lock().iter() {
             if mounts::at(base.path())?.is_some_and(|mounted| mounted.device == bound.device) {
-                return Ok(Some(Arc::clone(base)));
+                found.push(Arc::clone(base));
             }
         }
-        Ok(None)
+        Ok(found)
     }
 
-    /// Whether `base` shows what `request` asks for, as far as that can be told without its origin.
-    fn is_for(&self, base: &Base, request: &PublicationRequest) -> bool {
+    /// Whether `base` shows what `request` asks for, as far as that can be told without its origin. `is_its`: what is bound is known to be
+    /// that of its key, for which nobody asks for anything else.
+    fn is_for(&self, base: &Base, request: &PublicationRequest, is_its: bool) -> bool {
         let Ok(asked) = mount_request(request.clone(), &self.config.inline_sources) else { return false };
         let tenant = asked.tenant.clone().unwrap_or_else(|| self.tenant().to_owned());
         let is_same_owner = base.has_key(&BaseKey::new(tenant, base.snapshot(), &asked));
         let Some(mount) = base.mount().filter(|_| is_same_owner) else { return false };
         let (asked, shown) = (&asked.weights, &mount.request().weights);
-        bare(&asked.source) == bare(&shown.source)
-            && (&asked.allow, &asked.ignore, asked.layout) == (&shown.allow, &shown.ignore, shown.layout)
+        let is_same = bare(&asked.source) == bare(&shown.source)
+            && asked.access.without_secrets().0 == shown.access.without_secrets().0
+            && (&asked.allow, &asked.ignore, asked.layout) == (&shown.allow, &shown.ignore, shown.layout);
+        is_its || is_same
     }
 
     /// Whether a publication is unknown that may have one of the `unclaimed` binds, or a base. Else none is from then on.
@@ -184,7 +216,7 @@ impl Publications {
             let others: Vec<_> = self.unreadable.errors.lock().keys().cloned().collect();
             unclaimed.retain(|(_, entry)| {
                 let is_of_other = others.iter().any(|other| is_key_at(other, &entry.mountpoint));
-                !is_of_other && matches!(self.kept_base_of(entry), Ok(Some(_)))
+                !is_of_other && self.kept_bases_of(entry).is_ok_and(|bases| !bases.is_empty())
             });
             if let Some((target, _)) = unclaimed.first() {
                 let at = target.path();

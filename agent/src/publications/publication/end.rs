@@ -11,7 +11,7 @@ use crate::api::publication::PublicationStatus;
 use crate::api::{ApiResult, Failure};
 
 /// How long the removal of what is no longer bound is waited for. It takes milliseconds; a kubelet waits for two minutes.
-const REMOVAL_PATIENCE: Duration = Duration::from_secs(2);
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A request for a publication to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl Publication {
     /// needs that to go on.
     pub async fn await_unbound(&self) {
         let _ = self.state.subscribe().wait_for(|state| state.is_unbound).await;
-        tokio::time::sleep(REMOVAL_PATIENCE).await;
+        tokio::time::sleep(REMOVAL_TIMEOUT).await;
     }
 
     /// Notes that nothing is bound to its target any more.
