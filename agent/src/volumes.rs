@@ -46,7 +46,7 @@ use crate::context::Context;
 use cache_home::{CacheHome, CacheScope};
 pub use home_eviction::HomeEvictions;
 use home_mirrors::HomeMirrors;
-pub use home_mirrors::MirrorOpener;
+pub use home_mirrors::{MirrorOpener, NamedMirror};
 use shared_io::SharedIo;
 pub use usage::{measure_pause, occupied};
 pub use volume_config::VolumeConfig;

@@ -161,7 +161,14 @@ impl Scan {
             }
         }
         former.retain(|path, _| matches!(tree.get(path), Some(MergeEntry::File { .. })));
-        seal.directories = self.directories.into_iter().map(|(path, at)| (EncodedPath(path), at)).collect();
+        // Others come with what lies in them. When these were changed is not known.
+        let is_empty = |path: &Vec<u8>| {
+            let below = [path, &b"/"[..]].concat();
+            !tree.range(below.clone()..).next().is_some_and(|(next, _)| next.starts_with(&below))
+        };
+        let kept = self.kept_directories.into_iter().filter(is_empty).map(|path| (path, FileTime::default()));
+        let directories = kept.chain(self.directories).map(|(path, at)| (EncodedPath(path), at));
+        seal.directories = directories.collect();
         let links =
             self.links.into_iter().map(|(path, (target, at))| (EncodedPath(path), (EncodedPath(target), at)));
         seal.links = links.collect();

@@ -81,7 +81,10 @@ impl Scan {
             MergeEntry::Link { target, mtime } => {
                 self.links.insert(path.to_owned(), (target.clone(), *mtime));
             }
-            MergeEntry::File { .. } | MergeEntry::Directory => {}
+            MergeEntry::Directory => {
+                self.kept_directories.insert(path.to_owned());
+            }
+            MergeEntry::File { .. } => {}
         }
         tree.insert(path.to_owned(), entry.clone());
         Some(())
@@ -119,6 +122,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::fs;
     use std::os::unix::fs::{MetadataExt, symlink};
+    use std::sync::Arc;
 
     use bytes::Bytes;
 
@@ -184,6 +188,7 @@ mod tests {
     fn tree_keeps_what_lies_below_a_directory_that_cannot_be_read() {
         let home = tempfile::tempdir().expect("a directory");
         fs::create_dir_all(home.path().join("disk/in")).expect("directories");
+        fs::create_dir(home.path().join("disk/empty")).expect("a directory");
         fs::write(home.path().join("disk/in/file"), "1").expect("a file");
         fs::write(home.path().join("disk2"), "1").expect("a file");
         symlink("file", home.path().join("disk/link")).expect("a link");
@@ -197,5 +202,9 @@ mod tests {
         let kept = scan.keep_skipped(&mut tree, &base, &former(&base)).expect("kept");
         assert_eq!(kept, [(b"disk".to_vec(), SkipReason::OtherFileSystem)]);
         assert_eq!((names(&tree), scan.links.len()), (names(&base), 1));
+        let directory = Arc::new(VolumeDirectory::open(home.path()).expect("a directory"));
+        let quiet = scan.into_quiet_tree(&directory, &tree, (&base, former(&base)), None).expect("sealed");
+        let directories = quiet.unit.seal.directories.keys().map(|path| path.0.clone());
+        assert!(directories.eq([b"disk/empty"]), "the others come with their files: {quiet:?}");
     }
 }

@@ -67,6 +67,8 @@ pub struct Scan {
     pub root: FileTime,
     /// The directories that lost one to a removal or renaming while they were walked.
     pub shrunk: BTreeSet<Vec<u8>>,
+    /// The directories that are not there, and are to stay in the next snapshot.
+    pub kept_directories: BTreeSet<Vec<u8>>,
     /// The symbolic links: what each holds, and when it was made.
     pub links: BTreeMap<Vec<u8>, (Vec<u8>, FileTime)>,
     /// The entries that are left out, and why.

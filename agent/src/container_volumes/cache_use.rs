@@ -16,6 +16,9 @@ use crate::deploy::home_use::{self, HomeUser};
 use crate::volumes::Volumes;
 use crate::volumes::cache_home::CacheHome;
 
+/// The part of a mode that is its permissions.
+const PERMISSION_BITS: u32 = 0o7777;
+
 /// The use of a home by the containers of a volume.
 #[derive(Clone, Debug)]
 pub struct CacheUse {
@@ -58,7 +61,11 @@ impl CacheUse {
         let locks = home_use::begin(self, home, false).await?;
         let prepare = |home: &CacheHome| {
             let failed = || format!("cannot prepare {home}");
-            fs::set_permissions(home.tree(), Permissions::from_mode(SHARED_MODE)).with_context(failed)?;
+            let mode = fs::metadata(home.tree()).with_context(failed)?.permissions().mode();
+            // It would count as a change.
+            if mode & PERMISSION_BITS != SHARED_MODE {
+                fs::set_permissions(home.tree(), Permissions::from_mode(SHARED_MODE)).with_context(failed)?;
+            }
             Ok(locks)
         };
         self.volumes().on_disk_of(home, prepare).await

@@ -32,7 +32,7 @@ use crate::mirror;
 use crate::volumes::cache_home::CacheHome;
 use crate::volumes::cache_sync::{CacheSync, PulledCache, REPORT_INTERVAL, UnsavedElsewhere};
 use crate::volumes::home_users::SharedHomeUser;
-use crate::volumes::{HomeEvictions, Volumes};
+use crate::volumes::{HomeEvictions, NamedMirror, Volumes};
 
 use home_notes::{note_pulled, torn_message, unsaved_advice};
 use home_saving::{LEAVE_TIMEOUT, report_use};
@@ -329,16 +329,29 @@ async fn open_mirror<U: HomeUser>(user: &U, home: &CacheHome, create: bool) -> R
 
 /// Opens the mirror of a user of a home, if there is one; with `create` as [`open_mirror`].
 async fn open_mirror_of<U: HomeUser>(user: &U, home: &CacheHome, create: bool) -> Result<Option<Mirror>> {
-    let (user, own, seen) = (user.clone(), home.clone(), user.volumes().directory().to_owned());
+    match name_mirror(user, home).await? {
+        Some(named) => check_mirror(user, named, create).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Notes the mirror of a user of a home, if there is one. It is not asked for anything.
+async fn name_mirror<U: HomeUser>(user: &U, home: &CacheHome) -> Result<Option<NamedMirror>> {
+    let (user, own) = (user.clone(), home.clone());
     let open = move || {
-        let Some(at) = user.mirror()? else { return Ok(None) };
-        let mirror = mirror::open(&at, own.path().to_owned())?;
-        user.volumes().note_mirror(&own, mirror.clone());
-        Ok(Some((mirror, at)))
+        let Some(request) = user.mirror()? else { return Ok(None) };
+        let named = NamedMirror { mirror: mirror::open(&request, own.path().to_owned())?, request };
+        user.volumes().note_mirror(&own, named.clone());
+        Ok(Some(named))
     };
-    let Some((mirror, at)) = blocking(open).await? else { return Ok(None) };
-    mirror::check_seen(&mirror, &at, &seen, create).await?;
-    Ok(Some(mirror))
+    blocking(open).await
+}
+
+/// Makes sure that a mirror is there if it ever was; with `create` it is created if it was never seen.
+async fn check_mirror<U: HomeUser>(user: &U, named: NamedMirror, create: bool) -> Result<Mirror> {
+    let NamedMirror { mirror, request } = named;
+    mirror::check_seen(&mirror, &request, user.volumes().directory(), create).await?;
+    Ok(mirror)
 }
 
 /// Waits for the use lock or the sync lock of a home, and notes the wait.

@@ -36,8 +36,9 @@ use bdnfs::mirroring::{
 use bdnfs::source::Patterns;
 use bdnfs::task::blocking;
 use bdnfs::tree_merge::{MergePlan, MergeTree, is_hidden_change, merge, tree_of};
-use bdnfs::volume::{SkipReason, VolumeDirectory, ignore_lease_signal};
+use bdnfs::volume::{SEAL_QUIET_PERIOD, SkipReason, VolumeDirectory, ignore_lease_signal};
 use futures_util::FutureExt;
+use tokio::time::sleep;
 
 use super::cache_home::CacheHome;
 use super::trash;
@@ -142,8 +143,10 @@ impl CacheSync {
     async fn pull_for(&self, purpose: PullPurpose, progress: &DownloadProgress) -> Result<PulledCache> {
         let latest = self.mirror.latest(&self.home.key()).await?;
         let nothing = PulledCache { generation: latest.generation, ..PulledCache::default() };
-        self.with_home(CacheHome::recover).await?;
-        let state = self.last_state().await?;
+        // First: what a save that was published has made durable stays.
+        self.note_last_save().await?;
+        let recover = |home: &CacheHome| home.recover().and_then(|()| home.sync_state());
+        let state = self.with_home(recover).await?;
         let Some(found) = latest.content? else { return Ok(nothing) };
         if found.removed {
             if !state.is_in(self.mirror.name()) {
@@ -160,16 +163,13 @@ impl CacheSync {
             return Ok(pulled);
         }
         let target = SavedSnapshot { manifest: id, mirror: name, generation };
-        let state =
-            match state.pulling.clone().filter(|begun| *begun != target && begun.mirror == target.mirror) {
-                // What has come of that one would count as changed here.
-                Some(begun) if self.mirror.manifest(&begun.manifest).await?.is_some() => {
-                    self.bring_to(begun, &state, purpose, progress).await?;
-                    self.with_home(CacheHome::sync_state).await?
-                }
-                _ => state,
-            };
-        let MergePlan { take, remove, conflicts } = self.bring_to(target, &state, purpose, progress).await?;
+        let begun = state.pulling.clone().filter(|begun| *begun != target && begun.mirror == target.mirror);
+        let state = match begun {
+            Some(begun) => self.finish_begun(begun, state, purpose, progress).await?,
+            None => state,
+        };
+        let MergePlan { take, remove, conflicts } =
+            self.pull_snapshot(target, &state, purpose, progress).await?;
         Ok(PulledCache {
             taken: take.len(),
             removed: remove.len(),
@@ -180,21 +180,49 @@ impl CacheSync {
     }
 
     /// The state of the home, also where the last save was interrupted when its snapshot was published, and not noted yet.
-    async fn last_state(&self) -> Result<SyncState> {
-        let state = self.with_home(CacheHome::sync_state).await?;
-        let Some(PublishingSnapshot { snapshot, .. }) = &state.publishing else { return Ok(state) };
-        if snapshot.mirror != self.mirror.name() {
+    async fn note_last_save(&self) -> Result<SyncState> {
+        let (state, name) = (self.with_home(CacheHome::sync_state).await?, self.mirror.name());
+        let begun = state.publishing.as_ref().map(|next| &next.snapshot);
+        let begun = begun.filter(|snapshot| snapshot.mirror == name);
+        if begun.is_some() || (state.manifest.is_some() && state.mirror.as_deref() == Some(name)) {
+            // What is in the directory of one whose disk has gone says nothing.
+            self.mirror.ensure_exists().await?;
+        }
+        let Some(begun) = begun else { return Ok(state) };
+        match self.mirror.generation(&self.home.key(), begun.generation).await {
+            Ok(Some(found)) if !found.removed && found.manifest == begun.manifest => {
+                self.with_home(CacheHome::note_published).await
+            }
+            // A damaged one is not known, as one that was collected.
+            Err(error) if error.kind() != Kind::Corrupt => Err(error),
+            _ => Ok(state),
+        }
+    }
+
+    /// Brings the home to the snapshot `begun`, of which parts have come, where that can be had: they would count as changed here.
+    /// Returns its state then.
+    async fn finish_begun(
+        &self,
+        begun: SavedSnapshot,
+        state: SyncState,
+        purpose: PullPurpose,
+        progress: &DownloadProgress,
+    ) -> Result<SyncState> {
+        if self.mirror.manifest(&begun.manifest).await?.is_none() {
             return Ok(state);
         }
-        let found = self.mirror.generation(&self.home.key(), snapshot.generation).await?;
-        match found.is_some_and(|found| !found.removed && found.manifest == snapshot.manifest) {
-            true => self.with_home(CacheHome::note_published).await,
-            false => Ok(state),
+        match self.pull_snapshot(begun, &state, purpose, progress).await {
+            Ok(_) => self.with_home(CacheHome::sync_state).await,
+            Err(error) if matches!(error.kind(), Kind::Disk | Kind::NoSpace) => Err(error),
+            Err(error) => {
+                tracing::warn!("{}: what an interrupted pull began cannot be had: {error}", self.home);
+                Ok(state)
+            }
         }
     }
 
     /// Brings the home, whose state is `state`, to the snapshot `target`, but for what was changed here.
-    async fn bring_to(
+    async fn pull_snapshot(
         &self,
         target: SavedSnapshot,
         state: &SyncState,
@@ -275,7 +303,7 @@ impl CacheSync {
         let mut attempt = 1;
         loop {
             let latest = self.mirror.latest(&self.home.key()).await?;
-            let state = self.last_state().await?;
+            let state = self.note_last_save().await?;
             let found = latest.content?;
             let is_newest = match &found {
                 None => true,
@@ -290,7 +318,11 @@ impl CacheSync {
                 PulledCache { generation: latest.generation, latest: found, ..PulledCache::default() };
             match self.publish(pulled, Some(InUse { bytes_per_second }), config, progress).await {
                 Err(error) if error.kind() == Kind::Busy => return Ok(None),
-                Err(error) if error.kind() == Kind::Changed && attempt < SAVE_ATTEMPT_LIMIT => attempt += 1,
+                Err(error) if error.kind() == Kind::Changed && attempt < SAVE_ATTEMPT_LIMIT => {
+                    attempt += 1;
+                    // What was touched just before the walk counts as being written.
+                    sleep(SEAL_QUIET_PERIOD).await;
+                }
                 saved => {
                     let mut saved = saved?;
                     saved.unreported = self.home.report_use(&self.mirror, true).await.err();

@@ -127,10 +127,12 @@ mod tests {
 
     use bdnfs::mirror::Mirror;
     use bdnfs::mirroring::{MirrorConfig, MirrorProgress};
-    use bdnfs::source::{Access, S3Access, Uri};
+    use bdnfs::source::{Access, S3Access, Secret, Uri};
     use bdnfs::task::blocking;
 
     use super::*;
+    use crate::api::MirrorRequest;
+    use crate::volumes::NamedMirror;
     use crate::volumes::cache_home::CacheScope;
     use crate::volumes::cache_sync::CacheSync;
     use crate::volumes::tests::volumes;
@@ -260,7 +262,9 @@ mod tests {
         let s3 = S3Access { endpoint, anonymous: true, ..S3Access::default() };
         let (uri, access) = ("s3://bucket".parse().unwrap(), Access { s3: Some(s3), ..Access::default() });
         let mirror = Mirror::open(&uri, &access, "t", directory.path().to_owned()).unwrap();
-        homes.iter().for_each(|home| saved.0.note_mirror(home, mirror.clone()));
+        let request = MirrorRequest { url: Secret::new("s3://bucket"), tenant: "t".into(), access };
+        let named = NamedMirror { mirror, request };
+        homes.iter().for_each(|home| saved.0.note_mirror(home, named.clone()));
         let begin = Instant::now();
         let notes = evict(&saved.0, |_| true).await;
         assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());

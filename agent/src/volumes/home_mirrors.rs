@@ -16,6 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use super::Volumes;
 use super::cache_home::CacheHome;
 use super::cache_sync::SyncState;
+use crate::api::MirrorRequest;
 
 /// How long all mirrors of a round have to confirm what homes are saved as: whoever needs the room waits for them.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(5);
@@ -33,9 +34,18 @@ pub(super) struct HomeMirrors {
     /// That of the agent.
     own: OnceLock<MirrorOpener>,
     /// Those that users of homes named last, by the directories of the homes. A restart of the agent forgets them, and their secrets.
-    named: Mutex<HashMap<PathBuf, Mirror>>,
+    named: Mutex<HashMap<PathBuf, NamedMirror>>,
     /// When homes were last not confirmed, and why, by their directories.
     refusals: Mutex<HashMap<PathBuf, (Instant, String)>>,
+}
+
+/// A mirror that a user of a home has named.
+#[derive(Clone, Debug)]
+pub struct NamedMirror {
+    /// The mirror.
+    pub mirror: Mirror,
+    /// The request that named it.
+    pub request: MirrorRequest,
 }
 
 /// A home that may be evicted if its mirror has it.
@@ -53,10 +63,10 @@ impl HomeMirrors {
     }
 
     /// Notes the mirror that a user of `home` has named. Touches the local disk.
-    pub fn note_named(&self, home: &CacheHome, mirror: Mirror) {
-        let mut named = self.named.lock();
-        named.retain(|path, _| path.exists());
-        named.insert(home.path().to_owned(), mirror);
+    pub fn note_named(&self, home: &CacheHome, named: NamedMirror) {
+        let mut all = self.named.lock();
+        all.retain(|path, _| path.exists());
+        all.insert(home.path().to_owned(), named);
     }
 
     /// Those of `homes` that their mirrors have, and why others stay, where that was not told before. All mirrors are asked at once,
@@ -101,7 +111,7 @@ impl HomeMirrors {
 
     /// Asks the mirror of a home whether what it has is saved.
     async fn ask(&self, EvictionCandidate { tenant, home, state }: &EvictionCandidate) -> Result<()> {
-        let named = self.named.lock().get(home.path()).cloned();
+        let named = self.named.lock().get(home.path()).map(|named| named.mirror.clone());
         let mirror = match (named, self.own.get()) {
             (None, Some(open)) => open(tenant)?,
             (named, _) => named,
@@ -134,13 +144,13 @@ impl Volumes {
     }
 
     /// The mirror that a user of `home` has named last, if one has since the agent began.
-    pub fn mirror_named_for(&self, home: &CacheHome) -> Option<Mirror> {
+    pub fn mirror_named_for(&self, home: &CacheHome) -> Option<NamedMirror> {
         self.mirrors.named.lock().get(home.path()).cloned()
     }
 
     /// Notes the mirror that a user of `home` has named, which is asked before it is evicted. Touches the local disk.
-    pub fn note_mirror(&self, home: &CacheHome, mirror: Mirror) {
-        self.mirrors.note_named(home, mirror);
+    pub fn note_mirror(&self, home: &CacheHome, named: NamedMirror) {
+        self.mirrors.note_named(home, named);
     }
 }
 

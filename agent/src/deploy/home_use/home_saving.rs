@@ -14,7 +14,7 @@ use bdnfs::task::{blocking, run_on_blocking_thread};
 use tokio::time::{sleep, timeout};
 
 use super::home_notes::{note_pulled, note_saved, torn_message};
-use super::{HomeUser, LOCK_POLL_INTERVAL, locked, open_mirror};
+use super::{HomeUser, LOCK_POLL_INTERVAL, check_mirror, locked, name_mirror, open_mirror};
 use crate::mirror::MIRROR_CONFIG;
 use crate::volumes::cache_home::CacheHome;
 use crate::volumes::cache_sync::{CacheSync, REPORT_INTERVAL};
@@ -162,8 +162,8 @@ async fn save_unused<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
     let (_use_lock, end) = end_use(user, home).await?;
     let lock = match end {
         UseEnd::InUse => {
-            // The last one may name no mirror; this one may be away for now.
-            if user.is_first() && !matches!(open_mirror(user, home, true).await, Ok(None)) {
+            // The last one may name no mirror.
+            if user.is_first() && !matches!(name_mirror(user, home).await, Ok(None)) {
                 let own = home.clone();
                 blocking(move || own.owe_save()).await?;
             }
@@ -183,14 +183,16 @@ async fn save_unused<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
     }
     let mirror = match open_mirror(user, home, true).await? {
         // Whoever left it to this user has one.
-        None if is_owed => user.volumes().mirror_named_for(home),
+        None if is_owed => match user.volumes().mirror_named_for(home) {
+            Some(named) => Some(check_mirror(user, named, true).await?),
+            None => None,
+        },
         opened => opened,
     };
     let Some(mirror) = mirror else {
         if is_owed {
             user.warn(format!(
-                "{home} is not saved: the job or container that named its mirror has ended, and so has the agent that knew it; \
-                 save it by `bdnfs project save`"
+                "{home} is not saved: its mirror is not known since the agent was started again; save it with `bdnfs project save`"
             ));
         }
         return Ok(());

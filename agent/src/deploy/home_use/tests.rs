@@ -198,7 +198,7 @@ async fn home_that_is_left_to_a_user_without_a_mirror_is_saved_where_the_first_o
         // As the next agent does.
         let later = HomeOwner { is_unsaved: true, ..HomeOwner::new(directory.path(), false) };
         save(&later, &home).await;
-        assert!(later.notes.lock()[0].ends_with("save it by `bdnfs project save`"));
+        assert!(later.notes.lock()[0].ends_with("save it with `bdnfs project save`"));
         assert!(home.owes_save() && !home.sync_state().unwrap().is_saved());
     }
 }

@@ -62,7 +62,14 @@ impl CacheHome {
         let unchanged = ChangedHome { skipped, unreadable, ..ChangedHome::default() };
         let mut paths = base.keys().chain(tree.keys());
         if former.is_some() && !paths.any(|path| is_changed(base.get(path), tree.get(path))) {
-            self.note_unchanged(in_use.map(|_| since))?;
+            match in_use {
+                Some(_) => self.note_unchanged(Some(since))?,
+                // What was done to directories since, such as by who prepared them, is no change, and keeps it from no eviction.
+                None if scan.skipped.is_empty() => {
+                    self.write_sync_state(&SyncState { since, unsaved_since: None, ..state })?;
+                }
+                None => self.note_unchanged(None)?,
+            }
             return Ok(unchanged);
         }
         // Only what was emptied is saved as empty: not a directory that was lost and made anew, and not while a job may be about to

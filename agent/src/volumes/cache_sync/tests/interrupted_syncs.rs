@@ -136,8 +136,60 @@ async fn save_to_a_mirror_whose_disk_has_gone_is_not_taken_for_saved() {
     let saved = one.sync().await.save(CONFIG, &MirrorProgress::default()).await;
     assert!(saved.unwrap_err().to_string().contains("is gone, which was there before"));
     assert_eq!(SyncState { publishing: None, ..one.state() }, before);
+    // It is tried again, and there is nothing new.
+    assert!(one.sync().await.save(CONFIG, &MirrorProgress::default()).await.is_err());
+    assert_eq!(SyncState { publishing: None, ..one.state() }, before);
     fs::write(format, content).unwrap();
     one.save().await;
     other.pull().await;
     assert_eq!(other.read("weights").as_deref(), Some("second"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn save_that_was_published_before_the_node_was_cut_off_is_known_in_its_next_boot() {
+    let (_mirror, one, other) = nodes();
+    other.write("weights", "first");
+    other.save().await;
+    one.sync().await.pull_for_use(&DownloadProgress::default()).await.unwrap();
+    one.write("new", "second");
+    let before = one.state();
+    assert!(before.begun_in.is_some(), "it has not waited for the disk");
+    one.save().await;
+    one.interrupt_save(SyncState { begun_in: Some("another boot".into()), ..before });
+    fs::remove_file(one.tree().join("weights")).unwrap();
+    assert_eq!(one.pull().await.taken, 0);
+    assert_eq!((one.read("weights"), one.read("new").as_deref()), (None, Some("second")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pull_goes_on_where_what_an_interrupted_one_began_cannot_be_had() {
+    let (mirror, one, other) = nodes();
+    one.write("weights", "first");
+    one.save().await;
+    other.pull().await;
+    // Of numbers that take as much room where it is compressed.
+    let second: String = (0..1u32 << 18).map(|n| n.wrapping_mul(2_654_435_761).to_string()).collect();
+    one.write("weights", &second);
+    one.save().await;
+    let next = one.state();
+    one.write("weights", "third");
+    one.save().await;
+    let pulling = Some(SavedSnapshot {
+        manifest: next.manifest.unwrap().parse().unwrap(),
+        mirror: next.mirror.unwrap(),
+        generation: next.generation,
+    });
+    other.home.write_sync_state(&SyncState { pulling, ..other.state() }).unwrap();
+    let mut large: Vec<_> = walk(mirror.path());
+    large.retain(|path| fs::metadata(path).unwrap().len() > 10_000);
+    assert!(!large.is_empty());
+    large.iter().for_each(|path| fs::remove_file(path).unwrap());
+    other.pull().await;
+    assert_eq!(other.read("weights").as_deref(), Some("third"));
+}
+
+/// All files below a directory.
+fn walk(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
 }

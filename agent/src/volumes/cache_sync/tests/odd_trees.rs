@@ -107,3 +107,18 @@ async fn cache_home_in_use_that_is_emptied_is_saved_as_empty_at_its_end_only() {
     other.pull().await;
     assert_eq!(other.read("file"), None);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cache_home_whose_directories_alone_were_touched_is_as_it_was_saved() {
+    let (_mirror, one, _) = nodes();
+    one.write("d/file", "first");
+    one.save().await;
+    // As who prepares it for containers, and who makes and removes a lock there.
+    fs::write(one.tree().join("d/lock"), "").unwrap();
+    fs::remove_file(one.tree().join("d/lock")).unwrap();
+    fs::set_permissions(one.tree(), fs::Permissions::from_mode(0o777)).unwrap();
+    let is_touched = || one.scan().is_touched_since(one.home.sync_state().unwrap().since);
+    assert!(is_touched());
+    assert!(one.save().await.published.is_none());
+    assert!(!is_touched() && one.home.sync_state().unwrap().is_saved(), "it may be evicted");
+}
