@@ -3,7 +3,8 @@
 //! Jobs are admitted in the order in which they come to the queue. The first waits as long as other jobs hold
 //! anything, for what they hold comes back by itself; those behind it wait for it, so that a large one is not passed over for
 //! ever by small ones. What mounts and pins hold does not come back by itself: where there are no other jobs to wait for, a
-//! job is refused. One that is larger than the cache is refused at once.
+//! job is refused. One that is larger than the cache is refused at once. Publications, which wait for what containers and pins hold, let
+//! others pass that fit.
 //!
 //! An admission is written down in the job's record, and holds until the job has ended, whichever agent carries it there:
 //! one that had to queue again might wait behind another which waits for what it holds.
@@ -15,7 +16,7 @@ use std::time::Duration;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::snapshot::Snapshot;
 use bdnfs::task::blocking;
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::{Mutex, MutexGuard, Notify};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::api::{ApiResult, Failure};
@@ -54,42 +55,48 @@ impl AdmissionQueue {
         AdmissionPermit(Arc::clone(self))
     }
 
-    /// Leases all `snapshots` for `name` ("job 7"), as soon as they fit. `note` is told why it waits.
+    /// Leases all `snapshots` for `name` ("publication p"), as soon as they fit, without a place in the queue: while it waits, others are
+    /// admitted that fit. What it waits for may never come back by itself. `note` is told why it waits.
     ///
     /// # Errors
     /// [`Kind::NoSpace`] where they can't fit, whatever jobs end.
-    pub async fn admit(
+    pub async fn admit_beside_queue(
         self: &Arc<Self>,
         name: &str,
         snapshots: &[Arc<Snapshot>],
         note: impl Fn(String),
-    ) -> ApiResult<AdmissionPermit> {
-        self.admit_with(name, snapshots, || Ok(None), note).await
+    ) -> ApiResult<()> {
+        self.admit_in(QueuePlace::Beside, name, snapshots, || Ok(None), note).await.map(drop)
     }
 
-    /// Leases all `snapshots` for `name`, as [`admit`](Self::admit) does, and beside them takes what `claim` takes, which returns
-    /// why it can't now. What it has taken may be there the next time that it is called.
+    /// Leases all `snapshots` for `name` ("job 7"), as soon as they fit, and beside them takes what `claim` takes, which returns
+    /// why it can't now. What it has taken may be there the next time that it is called. `note` is told why it waits.
     ///
     /// # Errors
-    /// Those of [`admit`](Self::admit) and of `claim`.
-    pub async fn admit_with(
+    /// [`Kind::NoSpace`] where they can't fit, whatever jobs end; those of `claim`.
+    pub async fn admit(
         self: &Arc<Self>,
         name: &str,
         snapshots: &[Arc<Snapshot>],
         claim: impl Fn() -> Result<Option<Error>> + Clone + Send + 'static,
         note: impl Fn(String),
     ) -> ApiResult<AdmissionPermit> {
-        let _turn = match self.turn.try_lock() {
-            Ok(turn) => turn,
-            Err(_) => {
-                note(format!("waits for room in the cache behind {}", self.first.lock()));
-                self.turn.lock().await
-            }
-        };
-        name.clone_into(&mut self.first.lock());
-        let mut waits = false;
-        let mut alone_since = None;
+        self.admit_in(QueuePlace::First, name, snapshots, claim, note).await
+    }
+
+    async fn admit_in(
+        self: &Arc<Self>,
+        place: QueuePlace,
+        name: &str,
+        snapshots: &[Arc<Snapshot>],
+        claim: impl Fn() -> Result<Option<Error>> + Clone + Send + 'static,
+        note: impl Fn(String),
+    ) -> ApiResult<AdmissionPermit> {
+        let (mut turn, mut waits, mut alone_since) = (None, false, None);
         loop {
+            if turn.is_none() {
+                turn = Some(self.take_turn(name, &note).await);
+            }
             let failure = match attempt(snapshots.to_vec(), claim.clone()).await? {
                 None => return Ok(self.readmit()),
                 Some(failure) => failure,
@@ -102,9 +109,32 @@ impl AdmissionQueue {
             if !std::mem::replace(&mut waits, true) {
                 note(format!("waits for room in the cache: {failure}"));
             }
+            turn = turn.filter(|_| place == QueuePlace::First);
             let _ = timeout(ADMISSION_RETRY_INTERVAL, self.released.notified()).await;
         }
     }
+
+    /// Becomes the first in the queue.
+    async fn take_turn(&self, name: &str, note: impl Fn(String)) -> MutexGuard<'_, ()> {
+        let turn = match self.turn.try_lock() {
+            Ok(turn) => turn,
+            Err(_) => {
+                note(format!("waits for room in the cache behind {}", self.first.lock()));
+                self.turn.lock().await
+            }
+        };
+        name.clone_into(&mut self.first.lock());
+        turn
+    }
+}
+
+/// The place of what waits for space, after it was first in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum QueuePlace {
+    /// It stays the first.
+    First,
+    /// It asks again now and then.
+    Beside,
 }
 
 /// Waits until the cache's content `is_counted`, which takes a moment after a start: before that, nobody knows what has room beside

@@ -200,7 +200,7 @@ async fn admit(run: &JobRun, mounts: &[Arc<ManagedMount>]) -> ApiResult<()> {
         let note = |text| job.note(text);
         await_count(|| services.mounts.mounter().engine.is_counted(), note).await;
         job_space::make_space_to_read(run, &snapshots).await?;
-        job.set_permit(services.admission.admit_with(&name, &snapshots, claim, note).await?);
+        job.set_permit(services.admission.admit(&name, &snapshots, claim, note).await?);
     }
     Ok(blocking(move || services.write_record(&job)).await?)
 }

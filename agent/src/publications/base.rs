@@ -260,7 +260,7 @@ impl Bases {
             let snapshot = Arc::clone(mount.snapshot());
             await_count(|| self.mounts.mounter().engine.is_counted(), &note).await;
             // No job is to wait for space that containers hold: they don't free it soon.
-            drop(self.admission.admit(name, &[snapshot], note).await?);
+            self.admission.admit_beside_queue(name, &[snapshot], note).await?;
             base.staging_since.get_or_init(Instant::now);
             stage_all(&self.mounts, std::slice::from_ref(mount), |_| ()).await
         };

@@ -79,3 +79,23 @@ fn volume_that_waits_for_room_when_its_deadline_comes_is_aborted_and_says_so() {
     node.kubelet.unpublish(&second).unwrap();
     assert_eq!(remaining(&node), (0, 0));
 }
+
+#[test]
+fn volume_that_fits_does_not_wait_behind_one_that_does_not() {
+    let (node, _, [first, second]) = full_node(CALL_DEADLINE);
+    node.env.put("small/weights", MIB);
+    let mut small = PodVolume { id: "small".to_owned(), ..node.volume("small") };
+    small.context.insert("source".into(), "s3://bucket/small".into());
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| node.kubelet.publish(&second));
+        let waits = || node.agent().get("/v1/publications").body.contains("waits for room in the cache");
+        eventually("the large one waits", waits);
+        node.kubelet.call_publish(&small).unwrap();
+        assert!(waits(), "the large one still does");
+        assert_eq!(waiting.join().unwrap().unwrap_err().code(), Code::ResourceExhausted);
+    });
+    for volume in [&small, &first] {
+        node.kubelet.unpublish(volume).unwrap();
+    }
+    assert_eq!(remaining(&node), (0, 0));
+}
