@@ -46,6 +46,9 @@ fn chart_rendered_is_valid_in_every_promised_version() {
         "agent.hostNetwork=true",
         "imagePullSecrets[0].name=registry",
         "nodeSelector.gpu=yes",
+        "controller.nodeSelector.system=yes",
+        "controller.tolerations[0].key=system",
+        "controller.affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].topologyKey=zone",
         "csi.events=false",
         "locality.enabled=true",
         "fdstore.image.tag=0.1.0-first",
@@ -82,6 +85,18 @@ fn chart_rendered_is_valid_in_every_promised_version() {
         assert!(fdstore.contains("type: OnDelete") && fdstore.contains("drop: [ALL]"), "{fdstore}");
         assert!(!fdstore.contains("checksum/config") && !fdstore.contains("privileged: true"), "{fdstore}");
         assert_eq!(fdstore.contains("bdnfs:0.1.0-first"), !values.is_empty());
+        // Each of the two kinds of pods runs where its own values say.
+        let controller = text.split("---\n").find(|document| document.contains("kind: Deployment"));
+        let controller = controller.unwrap_or_default();
+        for (part, is_of_controller) in [
+            ("system: \"yes\"", true),
+            ("key: system", true),
+            ("topologyKey: zone", true),
+            ("gpu: \"yes\"", false),
+        ] {
+            assert_eq!(controller.contains(part), is_of_controller && !values.is_empty(), "{part}");
+            assert_eq!(fdstore.contains(part), !is_of_controller && !values.is_empty(), "{part}");
+        }
         // It signals an agent that is stopped or hangs.
         assert!(fdstore.contains("hostPID: true"), "{fdstore}");
     }
