@@ -270,7 +270,7 @@ impl CacheSync {
     /// now on.
     ///
     /// # Errors
-    /// Those of [`pull`](Self::pull) and [`mirror_source`]; [`Kind::Busy`] where other nodes save all the time.
+    /// Those of [`pull`](Self::pull) and [`mirror_source_announced`]; [`Kind::Busy`] where other nodes save all the time.
     pub async fn save(&self, config: MirrorConfig, progress: &MirrorProgress) -> Result<SavedCache> {
         ignore_lease_signal();
         let mut attempt = 1;
@@ -292,7 +292,7 @@ impl CacheSync {
     /// other nodes saved meanwhile, which can only be pulled when no job uses it. The process ignores SIGIO from now on.
     ///
     /// # Errors
-    /// Those of [`mirror_source`]; [`Kind::Changed`] where files are changed again and again while they are read.
+    /// Those of [`mirror_source_announced`]; [`Kind::Changed`] where files are changed again and again while they are read.
     pub async fn save_in_use(
         &self,
         bytes_per_second: Option<u64>,
