@@ -14,6 +14,7 @@ pub mod home_use;
 mod mirror;
 mod report;
 mod staging;
+mod tenant_slots;
 
 pub use admission::{AdmissionPermit, AdmissionQueue, await_count, lease_all};
 pub use cached_checkpoints::{CheckpointCaching, SavedVolume};

@@ -16,9 +16,10 @@ use bdnfs::mirroring::{MirrorOutcome, MirrorProgress, MirrorSource, Repairs, fin
 use bdnfs::source::{Patterns, Uri};
 use bdnfs::task::{blocking, run_on_blocking_thread};
 use parking_lot::Mutex;
-use tokio::sync::{Mutex as AsyncMutex, Semaphore};
+use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::sleep;
 
+use super::tenant_slots::TenantSlots;
 use crate::api::{ApiResult, MountRequest};
 use crate::mirror::{self, MIRROR_CONFIG};
 use crate::mounts::Mounter;
@@ -26,20 +27,25 @@ use crate::text;
 
 /// How often the progress is reported.
 const MIRROR_PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
-/// How many sources are mirrored at once: together they hold as much memory as fetches may.
-const PARALLEL_SOURCES: usize = 2;
+/// How many sources are copied at once, and how many of one tenant: each holds memory, and may take hours.
+const PARALLEL_COPIES: (usize, usize) = (3, 2);
+/// How many sources are looked up at once while no more are copied, and how many of one tenant.
+const PARALLEL_LOOKUPS: (usize, usize) = (16, 8);
 
 /// The sources that are being mirrored, and those that wait for it.
 #[derive(Debug)]
 pub struct MirrorQueue {
     /// A lock for each source and mirror: the second job to take it finds the source mirrored.
     locks: Mutex<HashMap<String, Weak<AsyncMutex<()>>>>,
-    slots: Semaphore,
+    copies: TenantSlots,
+    lookups: TenantSlots,
 }
 
 impl Default for MirrorQueue {
     fn default() -> Self {
-        Self { locks: Mutex::default(), slots: Semaphore::new(PARALLEL_SOURCES) }
+        let [copies, lookups] =
+            [PARALLEL_COPIES, PARALLEL_LOOKUPS].map(|(all, share)| TenantSlots::new(all, share));
+        Self { locks: Mutex::default(), copies, lookups }
     }
 }
 
@@ -76,25 +82,23 @@ impl MirrorQueue {
                 lock.lock().await
             }
         };
-        let _slot = match self.slots.try_acquire() {
-            Ok(slot) => slot,
-            Err(_) => {
+        let mirrored = async {
+            let mut slot = self.copies.try_take(&at.tenant);
+            if slot.is_none() {
                 // What the mirror has needs none, and copies may take hours.
-                if let Ok(Some(unchanged)) = find_unchanged(&mirror, &uri, &patterns, request).await {
-                    note(text::mirror_outcome(&unchanged));
-                    return Ok(());
+                let lookup = self.lookups.take(&at.tenant).await;
+                if let Some(unchanged) = find_unchanged(&mirror, &uri, &patterns, request).await? {
+                    return Ok(unchanged);
                 }
-                note(format!(
-                    "waits for its turn to mirror {uri}: {PARALLEL_SOURCES} sources are copied at once"
-                ));
-                // It is never closed.
-                match self.slots.acquire().await {
-                    Ok(slot) => slot,
-                    Err(closed) => return Err(Error::with(Kind::Interrupted, "no turn comes", closed)),
-                }
+                drop(lookup);
+                note(format!("waits for its turn to mirror {uri}: other sources are copied"));
+                slot = self.copies.take(&at.tenant).await;
             }
+            let added = add(&mirror, &uri, patterns, request, progress).await;
+            drop(slot);
+            added
         };
-        match add(&mirror, &uri, patterns, request, progress).await {
+        match mirrored.await {
             Ok(published) => note(text::mirror_outcome(&published)),
             Err(error) => {
                 let found = if is_away(&error) { mirror.find(&key).await.ok().flatten() } else { None };
@@ -180,6 +184,7 @@ async fn find_unchanged(
     let (patterns, access) = (patterns.clone(), request.weights.access.clone());
     let find = move || async move {
         let source = MirrorSource::open(&of, &access, patterns).await?;
+        mirror.init().await?;
         find_mirrored(&mirror, &source, MIRROR_CONFIG).await
     };
     let unchanged = |found| MirrorOutcome {
@@ -276,7 +281,7 @@ mod tests {
         let note = |text| notes.lock().push(text);
         let mirror = || queue.mirror(&request, directory.path(), &note, &|_| ());
         mirror().await.unwrap();
-        let others = queue.slots.acquire_many(PARALLEL_SOURCES as u32).await.unwrap();
+        let others = [(); PARALLEL_COPIES.1].map(|()| queue.copies.try_take("t").unwrap());
         mirror().await.unwrap();
         fs::write(source.join("file"), "second").unwrap();
         let changed = tokio::time::timeout(Duration::from_millis(500), mirror()).await;

@@ -1,4 +1,5 @@
-//! Requests that wait: for a publication that fails, or is unpublished meanwhile, and for a disk that does not answer.
+//! Requests that wait: for a publication that fails, or is unpublished meanwhile, for a disk that does not answer, and for copies of
+//! other sources.
 
 use std::time::Duration;
 
@@ -6,7 +7,7 @@ use bdnfs_tests::MIB;
 use bdnfs_tests::disk::LoopDisk;
 use bdnfs_tests::mounts::is_mounted;
 use bdnfs_tests::process::eventually;
-use bdnfs_tests::proxy::NetworkFault;
+use bdnfs_tests::proxy::{NetworkFault, TcpProxy};
 use bdnfs_tests::test_env::TestEnv;
 use serde_json::json;
 
@@ -103,4 +104,36 @@ fn publication_is_unpublished_while_the_disk_of_the_cache_is_frozen() {
     unpublish(&agent, "other");
     assert!(bases(&machine).is_empty() && entries(&machine.cache().join("state/publications")).is_empty());
     agent.stop();
+}
+
+#[test]
+fn publication_of_a_mirrored_source_or_of_another_tenant_does_not_wait_for_copies() {
+    let env = TestEnv::new();
+    for (source, len) in
+        [("one", 32 * MIB), ("two", 32 * MIB), ("three", 32 * MIB), ("mirrored", 5), ("other", 5)]
+    {
+        env.put(&format!("{source}/file"), len);
+    }
+    let mirror = format!("[mirror]\nurl = \"file://{}\"", env.machine.directory("mirror").display());
+    let agent = env.machine.agent(&format!("{mirror}\n{}", config(&env.machine)));
+    publish(&agent, "before", &request(&env, "/mirrored"));
+    let slow = TcpProxy::start(env.s3.server.address());
+    slow.set(NetworkFault { rate: Some(16 << 10), ..PASSING });
+    let copied = ["one", "two", "three"].map(|key| {
+        let mut request = request(&env, &format!("/{key}"));
+        request["access"]["s3"]["endpoint"] = json!(slow.url());
+        assert_eq!(put(&agent, key, &request, 1).code, 202);
+        (key, request)
+    });
+    let message = |key: &str| agent.get(&format!("/v1/publications/{key}")).json()["message"].to_string();
+    eventually("the third one waits", || message("three").contains("waits for its turn to mirror"));
+    publish(&agent, "mirrored", &request(&env, "/mirrored"));
+    let mut other = request(&env, "/other");
+    other["tenant"] = json!("other");
+    publish(&agent, "other", &other);
+    assert!(message("three").contains("waits for its turn to mirror"), "{}", agent.log());
+    slow.set(PASSING);
+    for (key, request) in &copied {
+        publish(&agent, key, request);
+    }
 }
