@@ -110,7 +110,13 @@ impl AdmissionQueue {
                 note(format!("waits for room in the cache: {failure}"));
             }
             turn = turn.filter(|_| place == QueuePlace::First);
-            let _ = timeout(ADMISSION_RETRY_INTERVAL, self.released.notified()).await;
+            match place {
+                QueuePlace::First => {
+                    let _ = timeout(ADMISSION_RETRY_INTERVAL, self.released.notified()).await;
+                }
+                // What was released wakes one: the first.
+                QueuePlace::Beside => sleep(ADMISSION_RETRY_INTERVAL).await,
+            }
         }
     }
 

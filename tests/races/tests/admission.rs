@@ -19,7 +19,8 @@ fn jobs_racing_for_room_are_all_admitted_and_never_hold_more_than_there_is() {
             let (room, queue) = (room.clone(), queue.clone());
             thread::spawn(move || {
                 let snapshots = [room.snapshot(name, bytes)];
-                let permit = block_on(queue.admit(name, &snapshots, |_| ())).expect("there is room for it");
+                let permit = block_on(queue.admit(name, &snapshots, || Ok(None), |_| ()))
+                    .expect("there is room for it");
                 assert!((bytes..=CACHE_BYTES).contains(&room.leased()), "{} are leased", room.leased());
                 thread::yield_now();
                 // In this order: its mounts are gone.
@@ -38,11 +39,12 @@ fn job_behind_one_that_is_cancelled_is_admitted() {
     let race = || {
         let (room, queue) = (ModelCache::new(CACHE_BYTES), Arc::new(AdmissionQueue::default()));
         let first = room.snapshot("first", CACHE_BYTES);
-        let permit = block_on(queue.admit("first", std::slice::from_ref(&first), |_| ())).expect("room");
+        let permit =
+            block_on(queue.admit("first", std::slice::from_ref(&first), || Ok(None), |_| ())).expect("room");
         let cancelled = future::spawn({
             let (snapshots, queue) = ([room.snapshot("cancelled", CACHE_BYTES)], queue.clone());
             async move {
-                let permit = queue.admit("cancelled", &snapshots, |_| ()).await;
+                let permit = queue.admit("cancelled", &snapshots, || Ok(None), |_| ()).await;
                 drop(snapshots);
                 drop(permit);
             }
@@ -51,7 +53,7 @@ fn job_behind_one_that_is_cancelled_is_admitted() {
             let (room, queue) = (room.clone(), queue.clone());
             move || {
                 let snapshots = [room.snapshot("last", CACHE_BYTES)];
-                block_on(queue.admit("last", &snapshots, |_| ())).map(drop).expect("room");
+                block_on(queue.admit("last", &snapshots, || Ok(None), |_| ())).map(drop).expect("room");
             }
         });
         let ending = thread::spawn(move || {
@@ -63,6 +65,39 @@ fn job_behind_one_that_is_cancelled_is_admitted() {
         last.join().expect("it is not forgotten");
         let _ = block_on(cancelled);
         assert_eq!(room.leased(), 0);
+    };
+    check_random(race, ORDERS);
+}
+
+#[test]
+fn first_job_is_woken_while_a_publication_waits_beside_the_queue() {
+    let race = || {
+        let (room, queue) = (ModelCache::new(CACHE_BYTES), Arc::new(AdmissionQueue::default()));
+        let pinned = room.snapshot("pinned", 2);
+        pinned.hold().expect("held");
+        let first = room.snapshot("first", 8);
+        let admitted = queue.admit("first", std::slice::from_ref(&first), || Ok(None), |_| ());
+        let permit = block_on(admitted).expect("room");
+        // It does not fit beside what is pinned.
+        let publication = future::spawn({
+            let (snapshots, queue) = ([room.snapshot("publication", 9)], queue.clone());
+            async move { queue.admit_beside_queue("publication", &snapshots, |_| ()).await }
+        });
+        let job = thread::spawn({
+            let (room, queue) = (room.clone(), queue.clone());
+            move || {
+                let snapshots = [room.snapshot("job", 8)];
+                block_on(queue.admit("job", &snapshots, || Ok(None), |_| ())).map(drop).expect("room");
+            }
+        });
+        let ending = thread::spawn(move || {
+            drop(first);
+            drop(permit);
+        });
+        ending.join().expect("no panic");
+        job.join().expect("it is woken");
+        drop(pinned);
+        block_on(publication).expect("no panic").expect("room");
     };
     check_random(race, ORDERS);
 }
