@@ -17,6 +17,7 @@ mod home_claim;
 mod home_pull;
 mod home_recovery;
 mod home_report;
+mod interrupted_sync;
 mod sync_state;
 #[cfg(test)]
 mod tests;
@@ -177,48 +178,6 @@ impl CacheSync {
             conflicts: conflicts.into_iter().collect(),
             ..pulled
         })
-    }
-
-    /// The state of the home, also where the last save was interrupted when its snapshot was published, and not noted yet.
-    async fn note_last_save(&self) -> Result<SyncState> {
-        let (state, name) = (self.with_home(CacheHome::sync_state).await?, self.mirror.name());
-        let begun = state.publishing.as_ref().map(|next| &next.snapshot);
-        let begun = begun.filter(|snapshot| snapshot.mirror == name);
-        if begun.is_some() || (state.manifest.is_some() && state.mirror.as_deref() == Some(name)) {
-            // What is in the directory of one whose disk has gone says nothing.
-            self.mirror.ensure_exists().await?;
-        }
-        let Some(begun) = begun else { return Ok(state) };
-        match self.mirror.generation(&self.home.key(), begun.generation).await {
-            Ok(Some(found)) if !found.removed && found.manifest == begun.manifest => {
-                self.with_home(CacheHome::note_published).await
-            }
-            // A damaged one is not known, as one that was collected.
-            Err(error) if error.kind() != Kind::Corrupt => Err(error),
-            _ => Ok(state),
-        }
-    }
-
-    /// Brings the home to the snapshot `begun`, of which parts have come, where that can be had: they would count as changed here.
-    /// Returns its state then.
-    async fn finish_begun(
-        &self,
-        begun: SavedSnapshot,
-        state: SyncState,
-        purpose: PullPurpose,
-        progress: &DownloadProgress,
-    ) -> Result<SyncState> {
-        if self.mirror.manifest(&begun.manifest).await?.is_none() {
-            return Ok(state);
-        }
-        match self.pull_snapshot(begun, &state, purpose, progress).await {
-            Ok(_) => self.with_home(CacheHome::sync_state).await,
-            Err(error) if matches!(error.kind(), Kind::Disk | Kind::NoSpace) => Err(error),
-            Err(error) => {
-                tracing::warn!("{}: what an interrupted pull began cannot be had: {error}", self.home);
-                Ok(state)
-            }
-        }
     }
 
     /// Brings the home, whose state is `state`, to the snapshot `target`, but for what was changed here.
