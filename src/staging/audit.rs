@@ -16,7 +16,7 @@ use crate::task::blocking;
 use super::abandoned;
 
 /// How many blobs are verified before damage that was found in them is told.
-const AUDIT_PART_LEN: usize = 64;
+const AUDIT_PART_LEN: usize = 8;
 
 /// Verifies the manifest of `snapshot`, its blobs that are whole in the cache, and what native mounts have copied of them, as far as
 /// they were not verified within `period`, in seconds since 1970. What is not right is removed, as [`scrub::verify`] does. Ends early

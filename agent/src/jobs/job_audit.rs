@@ -51,8 +51,11 @@ impl JobAudit {
                 ));
             };
             let mut audit = |snapshot| audit(snapshot, &period, &|_| !cancelled.load(Relaxed), &mut tell);
+            let outcome = snapshots.iter().try_for_each(&mut audit);
             // The receiver is gone if the audit was given up.
-            let _ = sender.send(snapshots.iter().try_for_each(&mut audit));
+            if let Err(Err(error)) = sender.send(outcome) {
+                tracing::warn!("job {}: {error}", owner.id());
+            }
         };
         thread::Builder::new()
             .name("bdnfs-audit".to_owned())

@@ -27,8 +27,10 @@ impl Publications {
             }
             tokio::select! {
                 () = publication.await_removal() => {}
-                // Its record goes when the cache's disk answers.
-                () = publication.await_unbound(), if !publication.is_suspended() => return Ok(()),
+                // Its record goes when the cache's disk answers. By its target the next agent finds that it has ended.
+                () = publication.await_unbound(), if !publication.is_suspended() && publication.target.is_some() => {
+                    return Ok(());
+                }
                 failure = publication.unpublish_failure() => return Err(failure),
                 () = self.lifecycle.await_closing() => return Err(Failure::closing()),
             }

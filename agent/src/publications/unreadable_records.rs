@@ -160,8 +160,13 @@ impl Publications {
             lost_mount: false,
         };
         self.records.put(&key, &record)?;
-        // What was unbound meanwhile is found to be by the next comparison with the mount table.
-        let (publication, _) = self.restore_one(key.clone(), record);
+        let (publication, is_bound) = self.restore_one(key.clone(), record);
+        if !is_bound {
+            let ended = publication.unpublished();
+            let publications = Arc::clone(self);
+            tokio::spawn(async move { publications.take_down(&publication).await });
+            return Err(Error::new(Kind::Busy, ended.message));
+        }
         self.resume_published(publication);
         self.unreadable.forget(&key);
         Ok(())
