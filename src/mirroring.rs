@@ -114,20 +114,20 @@ pub async fn mirror_source(
     mirror_source_announced(mirror, source, config, progress, &to_nobody).await
 }
 
-/// Like [`mirror_source`]; calls `before_commit` with the ref that the source is about to be mirrored as, which is not committed where
-/// that fails.
+/// Like [`mirror_source`]; calls `announce` with the ref that the source is about to be mirrored as, which is not committed where that
+/// fails.
 ///
 /// # Errors
-/// Those of [`mirror_source`] and of `before_commit`.
+/// Those of [`mirror_source`] and of `announce`.
 pub async fn mirror_source_announced(
     mirror: &Mirror,
     source: &MirrorSource,
     config: MirrorConfig,
     progress: &MirrorProgress,
-    before_commit: &BeforeCommit<'_>,
+    announce: &AnnounceRef<'_>,
 ) -> Result<MirrorOutcome> {
     let lease = mirror.add_lease().await?;
-    let run = MirrorRun { mirror, source, config, progress, lease: &lease, announce: before_commit };
+    let run = MirrorRun { mirror, source, config, progress, lease: &lease, announce };
     let mut outcome = run.attempt().await;
     if let Err(error) = &outcome
         && error.kind() == Kind::Changed
@@ -174,8 +174,8 @@ pub async fn find_mirrored(
     found
 }
 
-/// What is called before a ref is committed.
-pub type BeforeCommit<'a> = dyn Fn(&Ref) -> BoxFuture<'static, Result<()>> + Send + Sync + 'a;
+/// What is called with a ref before that is committed.
+pub type AnnounceRef<'a> = dyn Fn(&Ref) -> BoxFuture<'static, Result<()>> + Send + Sync + 'a;
 
 /// Tells nobody what is about to be committed.
 fn to_nobody(_: &Ref) -> BoxFuture<'static, Result<()>> {
@@ -189,7 +189,7 @@ struct MirrorRun<'a> {
     config: MirrorConfig,
     progress: &'a MirrorProgress,
     lease: &'a MirrorLease,
-    announce: &'a BeforeCommit<'a>,
+    announce: &'a AnnounceRef<'a>,
 }
 
 /// The listing of the origin at one moment.

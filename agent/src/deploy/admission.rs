@@ -109,13 +109,15 @@ impl AdmissionQueue {
             if !std::mem::replace(&mut waits, true) {
                 note(format!("waits for room in the cache: {failure}"));
             }
-            turn = turn.filter(|_| place == QueuePlace::First);
             match place {
                 QueuePlace::First => {
                     let _ = timeout(ADMISSION_RETRY_INTERVAL, self.released.notified()).await;
                 }
                 // What was released wakes one: the first.
-                QueuePlace::Beside => sleep(ADMISSION_RETRY_INTERVAL).await,
+                QueuePlace::Beside => {
+                    turn = None;
+                    sleep(ADMISSION_RETRY_INTERVAL).await;
+                }
             }
         }
     }
@@ -135,7 +137,7 @@ impl AdmissionQueue {
 }
 
 /// The place of what waits for space, after it was first in the queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 enum QueuePlace {
     /// It stays the first.
     First,

@@ -29,8 +29,8 @@ impl Drop for JobAudit {
 }
 
 impl JobAudit {
-    /// Starts to verify the sources of a job, all of which are mounted and local. Damage is an event of the job as soon as it is found:
-    /// it is written down whatever becomes of this agent.
+    /// Starts to verify the sources of a job, all of which are mounted and local. Damage is an event of the job soon after it is
+    /// found, and not at its end only: another agent may be there by then.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk) where there is no thread for it.

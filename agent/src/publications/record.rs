@@ -58,15 +58,6 @@ pub fn identity(request: &PublicationRequest) -> Result<(PublicationRequest, boo
     Ok((bare, had))
 }
 
-/// `request` as it is recorded: without its secrets, for its requester.
-///
-/// # Errors
-/// Those of [`identity`].
-pub fn without_secrets(request: &PublicationRequest) -> Result<PublicationRequest> {
-    let (identity, _) = identity(request)?;
-    Ok(PublicationRequest { consumer: request.consumer.clone(), keep: request.keep, ..identity })
-}
-
 /// A request without what the rules of the node make of it: tenant, trust and authorities.
 pub fn without_rules(request: PublicationRequest) -> PublicationRequest {
     let access = Access { authorities: None, ..request.access };

@@ -16,8 +16,9 @@ use parking_lot::Mutex;
 use super::Publications;
 use super::base::{Base, BaseKey};
 use super::bind::BindTarget;
+use super::publication::Publication;
 use super::publishing::mount_request;
-use super::record::{self, PublicationRecord};
+use super::record::PublicationRecord;
 use crate::api::ApiResult;
 use crate::api::publication::{PublicationRequest, publication_key};
 use crate::records::Records;
@@ -152,13 +153,8 @@ impl Publications {
             let text = format!("{error}, and {} shows something else; unpublish it first", at.display());
             return Err(Error::new(Kind::Busy, text));
         };
-        let record = PublicationRecord {
-            request: record::without_secrets(request)?,
-            base: base.path().to_owned(),
-            boot: self.boot.clone(),
-            pending: None,
-            lost_mount: false,
-        };
+        let new = Publication::new(key.clone(), request.clone(), Some(target.clone()))?;
+        let record = new.record(Some(&base), &self.boot);
         self.records.put(&key, &record)?;
         let (publication, is_bound) = self.restore_one(key.clone(), record);
         if !is_bound {

@@ -160,17 +160,23 @@ fn training_cache_changed_on_two_nodes_is_merged_and_conflicts_are_reported() {
     }
 }
 
+/// A job that runs, and writes to the cache of its project when there is a file `go` in the directory `flag`.
+fn waiting_job(machine: &Machine, flag: &Path) -> String {
+    let wait = format!(
+        "touch {0}/runs; while [ ! -e {0}/go ]; do sleep 0.05; done; echo last > $BT_PROJECT_CACHE_DIR/last",
+        text(flag)
+    );
+    let id = submitted(machine, &["--project", "p", text(&cached(machine, &wait))]);
+    eventually("it runs", || flag.join("runs").exists());
+    id
+}
+
 #[test]
 fn training_cache_is_saved_when_the_last_job_of_its_node_ends() {
     let nodes = SavingNodes::new();
     let (machine, flag) = (&nodes.one, nodes.one.directory("flag"));
     let agent = nodes.agent(machine);
-    let wait = format!(
-        "touch {0}/runs; while [ ! -e {0}/go ]; do sleep 0.05; done; echo last > $BT_PROJECT_CACHE_DIR/last",
-        text(&flag)
-    );
-    let last = submitted(machine, &["--project", "p", text(&cached(machine, &wait))]);
-    eventually("it runs", || flag.join("runs").exists());
+    let last = waiting_job(machine, &flag);
     let first = submitted(
         machine,
         &["--project", "p", text(&cached(machine, "echo first > $BT_PROJECT_CACHE_DIR/first"))],
@@ -278,12 +284,7 @@ fn training_cache_that_a_job_of_another_node_uses_is_not_removed_from_its_mirror
     let (machine, flag) = (&nodes.one, nodes.one.directory("flag"));
     nodes.run(&nodes.other, "echo first > $BT_PROJECT_CACHE_DIR/file");
     let agent = nodes.agent(machine);
-    let wait = format!(
-        "touch {0}/runs; while [ ! -e {0}/go ]; do sleep 0.05; done; echo last > $BT_PROJECT_CACHE_DIR/last",
-        text(&flag)
-    );
-    let last = submitted(machine, &["--project", "p", text(&cached(machine, &wait))]);
-    eventually("it runs", || flag.join("runs").exists());
+    let last = waiting_job(machine, &flag);
     let mirror = nodes.mirror();
     let remove = ["project", "rm", "p", "--yes", "--mirror", text(&mirror)];
     nodes.other.run(&remove).fails(&["is in use by a job on the node"]);

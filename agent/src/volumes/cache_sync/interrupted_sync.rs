@@ -36,16 +36,9 @@ impl CacheSync {
         purpose: PullPurpose,
         progress: &DownloadProgress,
     ) -> Result<SyncState> {
-        let finish = async {
-            match self.mirror.manifest(&begun.manifest).await? {
-                Some(_) => self.pull_snapshot(begun, &state, purpose, progress).await.map(Some),
-                None => Ok(None),
-            }
-        };
-        match finish.await {
-            Ok(Some(_)) => self.with_home(CacheHome::sync_state).await,
-            Ok(None) => Ok(state),
-            // It never can: all else is tried again.
+        match self.pull_snapshot(begun, &state, purpose, progress).await {
+            Ok(_) => self.with_home(CacheHome::sync_state).await,
+            // It is damaged, or was collected, and never can: all else is tried again.
             Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NotFound) => {
                 tracing::warn!("{}: what an interrupted pull began cannot be had: {error}", self.home);
                 Ok(state)

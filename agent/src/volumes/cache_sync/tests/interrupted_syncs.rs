@@ -9,14 +9,23 @@ impl HomeNode {
         self.home.sync_state().unwrap()
     }
 
+    /// The snapshot that it was last equal to.
+    fn snapshot(&self) -> SavedSnapshot {
+        let SyncState { manifest, mirror, generation, .. } = self.state();
+        SavedSnapshot { manifest: manifest.unwrap().parse().unwrap(), mirror: mirror.unwrap(), generation }
+    }
+
     /// Has the last save be interrupted when its snapshot was published: `before` was the state.
     fn interrupt_save(&self, before: SyncState) {
-        let after = self.state();
-        let manifest = after.manifest.unwrap().parse().unwrap();
-        let (mirror, generation) = (after.mirror.unwrap(), after.generation);
+        let next = PublishingSnapshot { snapshot: self.snapshot(), since: self.state().since };
         self.home.write_sync_state(&before).unwrap();
-        let snapshot = SavedSnapshot { manifest, mirror, generation };
-        self.home.begin_publishing(PublishingSnapshot { snapshot, since: after.since }).unwrap();
+        self.home.begin_publishing(next).unwrap();
+    }
+
+    /// Has a pull of `snapshot` be interrupted, of which what lies there has come.
+    fn interrupt_pull(&self, snapshot: SavedSnapshot) {
+        let pulling = Some(snapshot);
+        self.home.write_sync_state(&SyncState { pulling, ..self.state() }).unwrap();
     }
 
     /// Puts a file in the place of another one; what is in it was written long ago.
@@ -75,13 +84,9 @@ async fn save_that_another_node_was_faster_than_is_not_taken_for_published() {
     one.write("weights", "first");
     one.save().await;
     other.pull().await;
-    let before = one.state();
+    let before = one.snapshot();
     one.write("weights", "second");
-    let snapshot = SavedSnapshot {
-        manifest: Digest([7; 32]),
-        mirror: before.mirror.clone().unwrap(),
-        generation: before.generation + 1,
-    };
+    let snapshot = SavedSnapshot { manifest: Digest([7; 32]), generation: before.generation + 1, ..before };
     one.home.begin_publishing(PublishingSnapshot { snapshot, since: i64::MAX }).unwrap();
     other.write("other", "second");
     other.save().await;
@@ -102,19 +107,14 @@ async fn pull_that_was_interrupted_counts_nothing_of_it_as_changed_here() {
     }
     one.save().await;
     // The other has both files by now, and nothing noted.
-    let next = one.state();
+    let next = one.snapshot();
     for path in ["weights", "new"] {
         let (from, to) = (one.tree().join(path), other.tree().join(path));
         fs::copy(&from, &to).unwrap();
         let modified = fs::metadata(from).unwrap().modified().unwrap();
         fs::File::options().append(true).open(to).unwrap().set_modified(modified).unwrap();
     }
-    let pulling = Some(SavedSnapshot {
-        manifest: next.manifest.unwrap().parse().unwrap(),
-        mirror: next.mirror.unwrap(),
-        generation: next.generation,
-    });
-    other.home.write_sync_state(&SyncState { pulling, ..other.state() }).unwrap();
+    other.interrupt_pull(next);
     fs::remove_file(one.tree().join("new")).unwrap();
     one.replace_by_old("weights", "third");
     one.save().await;
@@ -171,15 +171,10 @@ async fn pull_goes_on_where_what_an_interrupted_one_began_cannot_be_had() {
     let second: String = (0..1u32 << 18).map(|n| n.wrapping_mul(2_654_435_761).to_string()).collect();
     one.write("weights", &second);
     one.save().await;
-    let next = one.state();
+    let next = one.snapshot();
     one.write("weights", "third");
     one.save().await;
-    let pulling = Some(SavedSnapshot {
-        manifest: next.manifest.unwrap().parse().unwrap(),
-        mirror: next.mirror.unwrap(),
-        generation: next.generation,
-    });
-    other.home.write_sync_state(&SyncState { pulling, ..other.state() }).unwrap();
+    other.interrupt_pull(next);
     let mut large: Vec<_> = walk(mirror.path());
     large.retain(|path| fs::metadata(path).unwrap().len() > 10_000);
     assert!(!large.is_empty());
