@@ -1,7 +1,7 @@
 //! The disk writer: changes the cache's disk on threads of its own, so that no caller blocks on a disk that does not answer.
 //!
 //! A frozen file system, or a device that hangs, blocks a writing thread for as long as it likes, and no signal ends that.
-//! A caller waits for its write no longer than [`WRITE_TIMEOUT`]. While something is late the disk is *stalled*:
+//! A caller waits for its write no longer than [`WRITE_TICKS`]. While something is late the disk is *stalled*:
 //! nothing more is handed to it. What is late is not taken back, and counts when the disk answers after all.
 
 use std::fmt;
@@ -15,8 +15,11 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, Kind, Result};
 
-/// How long a caller waits for its write. A block takes milliseconds; a disk that is only busy answers others meanwhile.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
+/// The unit in which time is counted: time in which a caller gets no processor counts as one at the most.
+const TICK: Duration = Duration::from_millis(100);
+/// How many ticks a caller waits for its write: a second. A block takes milliseconds; a disk that is only busy answers others
+/// meanwhile.
+const WRITE_TICKS: u32 = 10;
 /// How many threads write for each core: as many as hash and write blocks at once.
 const THREADS_PER_CORE: usize = 2;
 
@@ -87,12 +90,13 @@ impl DiskWriter {
             }
             done.notify_one();
         };
-        if self.queue.send_timeout(Box::new(work), WRITE_TIMEOUT).is_err() {
-            return Err(stalled());
-        }
+        self.enqueue(Box::new(work))?;
         let (state, done) = &*caller_state;
         let mut state = state.lock();
-        done.wait_while_for(&mut state, |state| matches!(state, WriteState::Pending), WRITE_TIMEOUT);
+        let mut ticks = 0;
+        while matches!(*state, WriteState::Pending) && ticks < WRITE_TICKS {
+            ticks += u32::from(done.wait_for(&mut state, TICK).timed_out());
+        }
         if let WriteState::Done(outcome) = mem::replace(&mut *state, WriteState::Late) {
             return outcome;
         }
@@ -101,10 +105,21 @@ impl DiskWriter {
         }
         Err(stalled())
     }
+
+    /// Waits until a thread can take `write`.
+    fn enqueue(&self, mut write: Write) -> Result<()> {
+        for _ in 0..WRITE_TICKS {
+            match self.queue.send_timeout(write, TICK) {
+                Ok(()) => return Ok(()),
+                Err(refused) => write = refused.into_inner(),
+            }
+        }
+        Err(stalled())
+    }
 }
 
 fn stalled() -> Error {
-    Error::new(Kind::Busy, format!("the cache's disk did not answer within {WRITE_TIMEOUT:?}"))
+    Error::new(Kind::Busy, format!("the cache's disk did not answer within {:?}", TICK * WRITE_TICKS))
 }
 
 #[cfg(test)]
