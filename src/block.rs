@@ -107,7 +107,7 @@ fn subtree(size: u64, checks: &[Check]) -> [u8; 32] {
 }
 
 /// A block as it came from a tier, not verified yet.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Arrival {
     /// The size of the blob that the block is part of, in bytes.
     pub size: u64,

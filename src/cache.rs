@@ -21,6 +21,7 @@ mod adoption;
 pub mod commit;
 pub mod direct_io;
 pub mod directory;
+pub mod disk_reads;
 pub mod disk_writer;
 pub mod eviction;
 pub(crate) mod file_notes;
@@ -58,6 +59,7 @@ use crate::blob::Key;
 use crate::error::{Error, Kind, Result};
 
 use commit::Committer;
+use disk_reads::DiskReads;
 use disk_writer::DiskWriter;
 use file_version::FileVersion;
 use layout::{BlobFile, Layout};
@@ -90,6 +92,7 @@ pub struct Cache {
     parts: Arc<PartTable>,
     space: Arc<TenantSpace>,
     committer: Arc<Committer>,
+    reads: Arc<DiskReads>,
     writer: Arc<DiskWriter>,
     now: fn() -> SystemTime,
 }
@@ -127,6 +130,11 @@ impl Cache {
     /// The tenant's space.
     pub fn space(&self) -> &Arc<TenantSpace> {
         &self.space
+    }
+
+    /// The reads of its disk.
+    pub(crate) fn reads(&self) -> &Arc<DiskReads> {
+        &self.reads
     }
 
     /// Whether the disk does not answer writes.

@@ -7,6 +7,8 @@ mod completion;
 mod fragments;
 mod ingest;
 mod ladders;
+mod local_reads;
+mod past_cache;
 mod peer_reads;
 mod prefetch;
 mod proof;
@@ -20,8 +22,8 @@ mod tests;
 
 use std::fs::File;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -38,12 +40,12 @@ use crate::error::{Error, Kind, Result};
 use crate::extent::MAX_AHEAD_BLOCKS;
 use crate::fetch::{FetchScope, Ladder};
 use crate::flight::{Delivery, Flight, Flights};
-use crate::task::lost;
 use crate::tier::Urgency;
 
 use fragments::FragmentHistory;
 pub use fragments::RecentFragments;
 use ladders::Ladders;
+use past_cache::PastCacheFetches;
 use proof::NOT_WHOLE_MESSAGE;
 pub use recent_blocks::RecentBlocks;
 use recent_failure::RecentFailures;
@@ -72,6 +74,10 @@ pub struct Content {
     blob: Blob,
     resources: Arc<SharedResources>,
     ladders: Ladders,
+    /// Whether the cache was looked into for it.
+    opened: Once,
+    /// How often its file in the cache was removed.
+    removals: AtomicU64,
     whole: RwLock<Option<Arc<File>>>,
     /// The part in the cache, from its first use until the blob is whole.
     partial: Mutex<Option<Arc<PartialBlob>>>,
@@ -83,6 +89,7 @@ pub struct Content {
     /// The fragments that were fetched, where some may be.
     fragment_history: Option<FragmentHistory>,
     recent_failures: RecentFailures,
+    past_cache: PastCacheFetches,
     committing: AtomicBool,
     /// Why the cache's disk could not make the blob durable.
     commit_error: Mutex<Option<Error>>,
@@ -92,14 +99,13 @@ pub struct Content {
 }
 
 impl Content {
-    /// The content of `blob`, with what the cache has of it. Touches the local disk.
-    ///
-    /// # Errors
-    /// None for a broken disk: then everything comes from the ladder.
-    pub fn open(blob: Blob, resources: Arc<SharedResources>, ladder: Arc<Ladder>) -> Arc<Self> {
+    /// The content of `blob`, in which the cache has not been [looked for](Self::open).
+    pub fn new(blob: Blob, resources: Arc<SharedResources>, ladder: Arc<Ladder>) -> Arc<Self> {
         // The lease comes before the look: what was seen can't be evicted any more.
         let lease = resources.cache.leases().lease(blob.key);
-        let content = Self {
+        Arc::new(Self {
+            opened: Once::new(),
+            removals: AtomicU64::new(0),
             whole: RwLock::default(),
             partial: Mutex::default(),
             making: Mutex::default(),
@@ -107,6 +113,7 @@ impl Content {
             direct_flights: Flights::default(),
             fragment_history: FragmentHistory::of(&blob),
             recent_failures: RecentFailures::default(),
+            past_cache: PastCacheFetches::default(),
             committing: AtomicBool::new(false),
             commit_error: Mutex::default(),
             refutation: resources.refutations.of(&blob.key),
@@ -115,23 +122,7 @@ impl Content {
             blob,
             resources,
             ladders: Ladders::new(ladder),
-        };
-        if let Err(error) = content.open_local() {
-            tracing::warn!(%error, "the cache cannot be used for a file");
-        }
-        let content = Arc::new(content);
-        content.finish();
-        content
-    }
-
-    fn open_local(&self) -> Result<()> {
-        let cache = &self.resources.cache;
-        if let Some(file) = cache.open_whole(&self.blob.key, self.blob.size)? {
-            *self.whole.write() = Some(Arc::new(file));
-        } else if let Some(partial) = cache.resume(&self.blob.key, self.blob.size)? {
-            *self.slot() = Some(partial);
-        }
-        Ok(())
+        })
     }
 
     /// The ladder that missing blocks come down.
@@ -209,53 +200,6 @@ impl Content {
         self.ladder().await_stable_membership(&self.blob).await;
     }
 
-    /// Reads what is local, in memory or on the disk, as pieces in order; `None` when some of it is not here.
-    ///
-    /// # Errors
-    /// None that another tier could help with: a block that the disk can't read counts as not here.
-    pub fn try_read(&self, range: Range<u64>) -> Option<Vec<Bytes>> {
-        self.load(Requester::Reader, range)
-    }
-
-    /// Loads the blocks for `requester`; only what readers get is counted.
-    fn load(&self, requester: Requester, range: Range<u64>) -> Option<Vec<Bytes>> {
-        if range.is_empty() {
-            return Some(Vec::new());
-        }
-        if self.refutation.active_error().is_some() {
-            return None;
-        }
-        let recent = match requester {
-            Requester::Reader => self.resources.recent_blocks.read(&self.blob.key, &range),
-            Requester::Peer(_) => self.resources.recent_blocks.peek(&self.blob.key, &range),
-        };
-        if recent.is_some() {
-            return recent;
-        }
-        let len = (range.end - range.start) as usize;
-        let is_here = || block::touched(&range).all(|index| self.is_present(index));
-        let bytes = match (self.whole(), self.part()) {
-            (Some(file), _) => crate::cache::io::read(&file, range.start, len)
-                .map_err(|e| Error::disk(format!("cannot read blob {}", self.blob.key), e)),
-            (None, Some(partial)) if !self.awaits_proof() && is_here() => {
-                let read = partial.read(range.start, len);
-                // Doubted meanwhile, the disk may have given anything.
-                if !is_here() {
-                    return None;
-                }
-                read
-            }
-            _ => return None,
-        };
-        if let (Requester::Reader, Ok(bytes)) = (requester, &bytes) {
-            self.ladder().counters().count_cached(bytes.len() as u64);
-        }
-        bytes
-            .inspect_err(|error| tracing::warn!(%error, "the cache's disk fails: reading from the next tier"))
-            .map(|bytes| vec![bytes])
-            .ok()
-    }
-
     /// Reads `range` from the nearest tier that has it. `run` more blocks behind the range will be wanted soon; `None` of a reader
     /// that jumps about.
     ///
@@ -272,7 +216,16 @@ impl Content {
             Error::new(Kind::Timeout, format!("{path}: {text}"))
         };
         let (blocks, began) = (block::touched(&range), Instant::now());
-        let read = tokio::time::timeout(READ_DEADLINE, self.read_blocks(began, range, run));
+        let read = async {
+            loop {
+                match self.read_blocks(began, range.clone(), run).await {
+                    // No other tier has it, as where a node is offline.
+                    Err(_) if self.may_be_on_late_disk() => self.await_late_disk().await,
+                    read => return read,
+                }
+            }
+        };
+        let read = tokio::time::timeout(READ_DEADLINE, read);
         read.await
             .unwrap_or_else(|_| Err(late()))
             .inspect_err(|error| self.recent_failures.record(blocks, began.elapsed(), error))
@@ -338,9 +291,7 @@ impl Content {
             }
             // A content that is proved meanwhile is local only from then on.
             let was_present = self.is_present(index) && !self.awaits_proof();
-            let (content, wanted) = (self.clone(), range.clone());
-            let local = self.resources.runtime.spawn_blocking(move || content.load(requester, wanted));
-            if let Some(pieces) = local.await.map_err(lost)? {
+            if let Some(pieces) = self.load_in_time(requester, range.clone()).await? {
                 return Ok(pieces);
             }
             if let Some(error) = self.refutation.active_error() {
@@ -356,7 +307,12 @@ impl Content {
                 Requester::Peer(urgency) => self.join_or_start_in(FetchScope::Direct, index, 1, urgency),
             };
             if flight.is_none() && was_present && self.is_present(index) {
-                return Ok(vec![self.fetch_past_cache(index).await?.slice(part())]);
+                let answered = self.resources.cache.reads().answered();
+                tokio::select! {
+                    biased;
+                    fetched = self.fetch_past_cache(index) => return Ok(vec![fetched?.slice(part())]),
+                    () = answered, if self.is_disk_late() => {}
+                }
             }
         }
     }

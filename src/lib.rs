@@ -139,6 +139,7 @@ pub mod extent;
 pub mod fetch;
 pub mod flight;
 mod http_client;
+pub mod late;
 pub mod manifest;
 pub mod metrics;
 pub mod mirror;

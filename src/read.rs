@@ -60,6 +60,17 @@ impl Reader {
         self.slice.offset == 0 && self.slice.len == self.content.blob().size
     }
 
+    /// Whether the cache's disk does not answer reads, so that [`backing`](Self::backing) can't be read.
+    pub fn is_disk_late(&self) -> bool {
+        self.content.is_disk_late()
+    }
+
+    /// Waits for the cache's disk until that gives the first byte of [`backing`](Self::backing): a disk that hangs is found to be
+    /// [late](Self::is_disk_late) before anybody else reads from it. It takes no time where that byte is in memory.
+    pub fn await_disk(&self) {
+        self.content.await_disk();
+    }
+
     /// Waits until [`backing`](Self::backing) is there; false when it never will be.
     pub async fn whole(&self) -> bool {
         self.is_all() && self.content.became_whole().await.is_ok()

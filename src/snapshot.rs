@@ -1,6 +1,7 @@
 //! Snapshots: immutable states of a source, ready to be read.
 
 mod contents;
+mod open;
 mod view;
 
 use std::sync::{Arc, OnceLock, Weak};
@@ -14,15 +15,13 @@ use crate::cache::commit::known_digest;
 use crate::cache::leases::{LeaseGroup, LeaseSet, ManifestLease};
 use crate::cache::pressure::CachePressureListener;
 use crate::cache::removal::RemovalListener;
-use crate::content::{Content, SharedResources};
+use crate::content::SharedResources;
 use crate::digest::Digest;
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::fetch::Ladder;
 use crate::manifest::{ListingNotes, Manifest, Node, Slice};
 use crate::metrics::Traffic;
 use crate::mirror::lease::ServeLease;
-use crate::read::Reader;
-use crate::read::next_shard::NextShard;
 use crate::stage::Stage;
 
 pub use contents::Contents;
@@ -200,43 +199,6 @@ impl Snapshot {
     /// The runtime of its fetches.
     pub fn runtime(&self) -> &Handle {
         &self.resources.runtime
-    }
-
-    /// Opens a file for reading. Touches the local disk, never the network.
-    ///
-    /// # Errors
-    /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is.
-    pub fn open(&self, slice: Slice) -> Result<Reader> {
-        Ok(Reader::new(self.content(slice.blob)?, slice))
-    }
-
-    /// Opens file `index`, which is `slice`, like [`open`](Self::open). If it is a shard of a model, read-ahead continues in the
-    /// next one.
-    ///
-    /// # Errors
-    /// Those of [`open`](Self::open).
-    pub fn open_file(self: &Arc<Self>, index: u32, slice: Slice) -> Result<Reader> {
-        // Whoever reads the next shard gets its error.
-        let next = self.manifest().next_shard(index).ok().flatten().map(|(index, slice)| {
-            let snapshot = self.clone();
-            NextShard::new(self.runtime().clone(), move || snapshot.open_file(index, slice).ok())
-        });
-        Ok(self.open(slice)?.followed_by(next))
-    }
-
-    /// The content of a blob, shared by all its users.
-    pub(crate) fn content(&self, number: u32) -> Result<Arc<Content>> {
-        let blob = self.manifest().blob(number)?;
-        let size = blob.size;
-        let content = self.contents.open(blob, &self.resources, self.ladder_of(number));
-        match content.blob().size {
-            shared if shared == size => Ok(content),
-            other => {
-                let name = self.manifest().blob(number)?.to_string();
-                let text = format!("{name}: the server calls {other} and {size} bytes by the same version");
-                Err(Error::new(Kind::Changed, text))
-            }
-        }
     }
 
     /// Whether the cache has every blob of it, whole. Looks at each on the local disk.

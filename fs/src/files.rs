@@ -63,6 +63,20 @@ impl FileTable {
         }
     }
 
+    /// As [`open`](Self::open), without looking for the file in the cache, whose disk does not answer.
+    pub(crate) fn open_past_cache(
+        &self,
+        unique: u64,
+        node: u64,
+        index: u32,
+        slice: Slice,
+    ) -> Result<OpenOutcome> {
+        match self {
+            Self::Handles(handles) => handles.open_past_cache(unique, node, index, slice),
+            Self::Stateless(_) => Ok(OpenOutcome::Stateless),
+        }
+    }
+
     /// The reader of the file `index`, which is `slice`, for the handle `fh`. `None`: there is no such handle.
     pub(crate) fn reader(&self, fh: u64, index: u32, slice: Slice) -> Result<Option<Arc<Reader>>> {
         match self {
@@ -71,6 +85,14 @@ impl FileTable {
                 files.prefetch_after(index);
                 files.reader(index, slice).map(Some)
             }
+        }
+    }
+
+    /// As [`reader`](Self::reader), without looking for the file in the cache, whose disk does not answer.
+    pub(crate) fn reader_past_cache(&self, fh: u64, index: u32, slice: Slice) -> Result<Option<Arc<Reader>>> {
+        match self {
+            Self::Handles(handles) => Ok(handles.reader(fh)),
+            Self::Stateless(files) => files.reader_past_cache(index, slice).map(Some),
         }
     }
 

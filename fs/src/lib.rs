@@ -80,6 +80,7 @@ mod flush;
 mod fusermount;
 mod idle_cache;
 mod invalidation;
+mod late_requests;
 mod ledger;
 mod metrics;
 mod mount;
@@ -115,6 +116,7 @@ use crate::expiry::idle_expiry;
 use crate::files::{FileHandles, FileTable, StatelessFiles};
 use crate::handover::MountDescriptors;
 use crate::invalidation::KernelCache;
+use crate::late_requests::LateRequests;
 use crate::ledger::{Ledger, LedgerEntry, MountFeatures};
 use crate::ops::Filesystem;
 use crate::replies::PendingReplies;
@@ -350,6 +352,7 @@ fn filesystem(
         replies,
         metrics,
         activity,
+        late: LateRequests::default(),
     });
     runtime.spawn(idle_expiry(Arc::downgrade(&filesystem), wake_signal));
     // Backing files of the previous process may be idle already.

@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 
 use bdnfs::error::Error;
 use bdnfs::manifest::{Entry, Manifest, Node, Slice};
+use bdnfs::read::Reader;
 use bdnfs::snapshot::Snapshot;
 use rustix::io::Errno;
 use tokio::runtime::Handle;
@@ -15,6 +16,7 @@ use tokio::runtime::Handle;
 use crate::activity::ActivitySignal;
 use crate::errno;
 use crate::files::{FileTable, OpenOutcome};
+use crate::late_requests::LateRequests;
 use crate::metrics::RequestMetrics;
 use crate::replies::{PendingReplies, Reply, RequestContext};
 use crate::tree::{self, DirPosition, FileOwner};
@@ -46,6 +48,7 @@ pub(crate) struct Filesystem {
     pub(crate) replies: PendingReplies,
     pub(crate) metrics: Arc<RequestMetrics>,
     pub(crate) activity: ActivitySignal,
+    pub(crate) late: LateRequests,
 }
 
 impl Filesystem {
@@ -67,7 +70,7 @@ impl Filesystem {
             Operation::Statfs => Ok(self.statfs()),
             Operation::Getxattr { .. } | Operation::Listxattr { .. } if self.steady => Err(Errno::NOSYS),
             Operation::Getxattr { name, size } => self.getxattr(context, index(node)?, name, *size),
-            Operation::Listxattr { size } => self.listxattr(index(node)?, *size),
+            Operation::Listxattr { size } => self.listxattr(context, index(node)?, *size),
             Operation::Interrupt { unique } => {
                 self.replies.interrupt(*unique);
                 Ok(Reply::Nothing)
@@ -79,6 +82,25 @@ impl Filesystem {
             // OPENDIR (without it, directories open ten times as fast, and listings are cached just the same) and FLUSH.
             Operation::Init { .. } | Operation::Unknown => Err(Errno::NOSYS),
         }
+    }
+
+    /// Does `work`, which touches the local disk, for the request of `context` on this thread.
+    ///
+    /// # Errors
+    /// What `work` has come to, where that took too long: the request is answered with what `late` says, which must not block.
+    pub(crate) fn in_time<T>(
+        &self,
+        context: &RequestContext,
+        work: impl FnOnce() -> T,
+        late: impl FnOnce(&Self, &RequestContext) -> Result<Reply, Errno> + Send + 'static,
+    ) -> Result<T, T> {
+        let (filesystem, context) = (self.itself.clone(), context.clone());
+        self.late.watch(&self.runtime, work, move || {
+            // It is there as long as one of its threads is.
+            if let Some(filesystem) = filesystem.upgrade() {
+                context.reply(late(&filesystem, &context));
+            }
+        })
     }
 
     pub(crate) fn manifest(&self) -> &Manifest {
@@ -140,9 +162,24 @@ impl Filesystem {
             return Err(Errno::ROFS);
         }
         let (index, slice) = self.file(node)?;
-        let opened = self.files.open(context.unique, node, index, slice);
-        let opened = opened.map_err(|error| failed(&self.snapshot, index, &error))?;
-        let out = match opened {
+        let open = || self.files.open(context.unique, node, index, slice);
+        let opened = self.in_time(context, open, move |filesystem, context| {
+            filesystem.opened(index, filesystem.files.open_past_cache(context.unique, node, index, slice))
+        });
+        match opened {
+            Ok(opened) => self.opened(index, opened),
+            Err(late) => {
+                if let Ok(OpenOutcome::Opened(out)) = late {
+                    self.files.close(node, out.fh);
+                }
+                Ok(Reply::Nothing)
+            }
+        }
+    }
+
+    /// The reply to an OPEN of the file `index`.
+    fn opened(&self, index: u32, opened: Result<OpenOutcome, Error>) -> Result<Reply, Errno> {
+        let out = match opened.map_err(|error| failed(&self.snapshot, index, &error))? {
             OpenOutcome::Opened(out) => out,
             // The kernel looks the name up again, and opens what that leads to. Only who opens the damaged file itself anew, by
             // /proc/self/fd or a bind of this one file, sees it.
@@ -162,12 +199,33 @@ impl Filesystem {
         size: u32,
     ) -> Result<Reply, Errno> {
         let (index, slice) = self.file(node)?;
-        let failed = |error| failed(&self.snapshot, index, &error);
-        let reader = self.files.reader(fh, index, slice).map_err(failed)?.ok_or(Errno::BADF)?;
         let size = MAX_READ_BYTES.min(size as usize);
-        if let Some(pieces) = reader.try_read_at(offset, size) {
-            return Ok(Reply::Pieces(pieces));
+        let read = || {
+            let reader = self.files.reader(fh, index, slice)?;
+            let pieces = reader.as_ref().and_then(|reader| reader.try_read_at(offset, size));
+            Ok((reader, pieces))
+        };
+        let read = self.in_time(context, read, move |filesystem, context| {
+            let reader = filesystem.files.reader_past_cache(fh, index, slice);
+            filesystem.read_later(context, index, reader, offset, size)
+        });
+        match read {
+            Ok(Ok((_, Some(pieces)))) => Ok(Reply::Pieces(pieces)),
+            Ok(read) => self.read_later(context, index, read.map(|(reader, _)| reader), offset, size),
+            Err(_) => Ok(Reply::Nothing),
         }
+    }
+
+    /// Reads from the file `index` by `reader` in a task, which may wait for other tiers.
+    fn read_later(
+        &self,
+        context: &RequestContext,
+        index: u32,
+        reader: Result<Option<Arc<Reader>>, Error>,
+        offset: u64,
+        size: usize,
+    ) -> Result<Reply, Errno> {
+        let reader = reader.map_err(|error| failed(&self.snapshot, index, &error))?.ok_or(Errno::BADF)?;
         let snapshot = self.snapshot.clone();
         self.replies.spawn(context, async move {
             tracing::debug!(path = %path(&snapshot, index), offset, size, "not all of it is local");

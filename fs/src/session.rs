@@ -2,8 +2,8 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use bdnfs::error::{Error, Kind, Result};
@@ -121,6 +121,10 @@ const MIN_THREADS: usize = 2;
 /// reply 6 % faster than two on two processors.
 const REQUESTS_PER_THREAD: u64 = 512;
 
+/// How many threads of a mount are replaced at the most while they wait for a disk: more than can begin to read from it until one
+/// of them is late, after which nobody does.
+const MAX_REPLACED_THREADS: usize = 64;
+
 /// The threads that serve a mount: few at first, since most of the mounts of a node are idle.
 struct ServerThreads {
     filesystem: Arc<Filesystem>,
@@ -144,7 +148,26 @@ pub(crate) fn start(
     for number in 0..MIN_THREADS {
         threads.start(number).map_err(|e| Error::disk("cannot start a thread", e))?;
     }
+    threads
+        .filesystem
+        .runtime
+        .spawn(replace_late(Arc::downgrade(&threads), threads.filesystem.late.threads()));
     Ok(left)
+}
+
+/// Starts a thread for each of `threads` that waits for a disk that hangs, up to [`MAX_REPLACED_THREADS`].
+async fn replace_late(threads: Weak<ServerThreads>, mut late: watch::Receiver<usize>) {
+    let mut replaced = 0;
+    while late.changed().await.is_ok() {
+        let late = MAX_REPLACED_THREADS.min(*late.borrow_and_update());
+        for number in replaced..late {
+            let Some(threads) = threads.upgrade() else { return };
+            if let Err(error) = threads.start(number) {
+                tracing::warn!(%error, "cannot start a thread: a mount is served by fewer");
+            }
+        }
+        replaced = late;
+    }
 }
 
 impl ServerThreads {

@@ -38,11 +38,17 @@ impl Filesystem {
         if name == XATTR_LOCAL && index == ROOT {
             return self.local(context, size);
         }
-        sized(self.attribute(index, name)?.ok_or(Errno::NODATA)?, size)
+        let read = || sized(self.attribute(index, name)?.ok_or(Errno::NODATA)?, size);
+        self.in_time(context, read, |_, _| Err(Errno::TIMEDOUT)).unwrap_or(Ok(Reply::Nothing))
     }
 
     /// The names of the attributes of entry `index`, each with a zero byte, of at most `size` bytes.
-    pub(crate) fn listxattr(&self, index: u32, size: u32) -> Result<Reply, Errno> {
+    pub(crate) fn listxattr(&self, context: &RequestContext, index: u32, size: u32) -> Result<Reply, Errno> {
+        let list = || self.attribute_names(index, size);
+        self.in_time(context, list, |_, _| Err(Errno::TIMEDOUT)).unwrap_or(Ok(Reply::Nothing))
+    }
+
+    fn attribute_names(&self, index: u32, size: u32) -> Result<Reply, Errno> {
         let mut names = Vec::new();
         for name in [XATTR_DIGEST, XATTR_SOURCE, XATTR_LOCAL, XATTR_CONTROL] {
             if (name == XATTR_LOCAL && index == ROOT) || self.attribute(index, name)?.is_some() {

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use crate::error::{Error, Result};
 
 use super::commit::Committer;
+use super::disk_reads::DiskReads;
 use super::disk_writer::DiskWriter;
 use super::eviction::{EvictionPause, Evictor};
 use super::layout::{CacheRoot, Layout};
@@ -30,6 +31,7 @@ pub struct NodeCache {
     quotas: BTreeMap<String, u64>,
     evictor: Arc<Evictor>,
     committer: Arc<Committer>,
+    reads: Arc<DiskReads>,
     writer: Arc<DiskWriter>,
     now: fn() -> SystemTime,
     tenants: Mutex<BTreeMap<String, Cache>>,
@@ -53,7 +55,8 @@ impl NodeCache {
         let root = Arc::new(CacheRoot::open(root)?);
         let (committer, writer) = (Arc::new(Committer::start()?), Arc::new(DiskWriter::start()?));
         let evictor = Arc::new(Evictor::new(root.clone(), writer.clone(), limits));
-        let node = Self { root, quotas, evictor, committer, writer, now, tenants: Mutex::default() };
+        let (reads, tenants) = (Arc::default(), Mutex::default());
+        let node = Self { root, quotas, evictor, committer, reads, writer, now, tenants };
         // Also tenants without requests: their blobs count, and may be evicted.
         for tenant in node.root.tenants()? {
             node.tenant(&tenant)?;
@@ -88,6 +91,7 @@ impl NodeCache {
             partition,
             parts: Arc::default(),
             committer: self.committer.clone(),
+            reads: self.reads.clone(),
             writer: self.writer.clone(),
             now: self.now,
         };

@@ -105,6 +105,7 @@ impl Content {
 
     /// Drops the removed file, and opens the one that replaced it, if any.
     pub(crate) fn reopen(&self) {
+        self.removals.fetch_add(1, Ordering::SeqCst);
         self.resources.recent_blocks.forget(&self.blob.key);
         let mut whole = self.whole.write();
         if let Some(removed) = whole.take() {

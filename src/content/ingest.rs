@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
-use bytes::Bytes;
-use parking_lot::Mutex;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tracing::Instrument;
 
 use crate::block::{Arrival, Verified};
 use crate::cache::partial::PartialBlob;
 use crate::cache::presence::BlockState;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Kind, Result};
 use crate::extent::MAX_EXTENT_BLOCKS;
 use crate::fetch::{FetchOutcome, FetchScope, Wanted};
 use crate::flight::{Delivery, Flight};
@@ -19,6 +19,12 @@ use crate::task::lost;
 use crate::tier::Urgency;
 
 use super::{Content, READ_DEADLINE, STAGE_STALL_LIMIT};
+
+/// How long a block that is read from the disk alone waits for one that does not answer: half of what its reader has.
+const DISK_PATIENCE: Duration = Duration::from_secs(15);
+
+/// How long to wait before such a disk is tried again, which is told at once while it does not answer.
+const DISK_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 
 impl Content {
     /// Fetches the blocks of a flight that the disk does not have. Those that it may have kept through an unclean stop are
@@ -62,26 +68,19 @@ impl Content {
             };
             async move { accepted.await.map_err(lost)? }
         };
-        self.ladder().fetch(&self.blob, wanted, (scope, &|| flight.urgency()), stall_limit, accept).await
-    }
-
-    /// Fetches a block that the cache's disk has and cannot read, without storing it there.
-    pub(super) async fn fetch_past_cache(&self, index: u64) -> Result<Bytes> {
-        if self.is_unconditional() {
-            let text = "cannot be read from the cache, and may have changed at the server";
-            return Err(Error::new(Kind::Disk, format!("{}: {text}", self.blob)));
-        }
-        let fetched = Mutex::new(Bytes::new());
-        let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
-        let accept = async |arrival: Arrival| {
-            let verified = arrival.verify(known)?;
-            *fetched.lock() = verified.bytes().clone();
-            Ok(index)
+        let (accept, needs_disk) = (&accept, self.awaits_proof() || is_too_long_for_memory(flight));
+        let accept = |arrival: Arrival| async move {
+            let give_up = Instant::now() + DISK_PATIENCE;
+            loop {
+                match accept(arrival.clone()).await {
+                    Err(error) if needs_disk && error.kind() == Kind::Busy && Instant::now() < give_up => {
+                        tokio::time::sleep(DISK_RETRY_INTERVAL).await;
+                    }
+                    accepted => return accepted,
+                }
+            }
         };
-        self.fetch_for_reader(vec![index].into(), accept).await?;
-        let bytes = fetched.into_inner();
-        self.resources.recent_blocks.put_only_copy(self.blob.key, index, bytes.clone());
-        Ok(bytes)
+        self.ladder().fetch(&self.blob, wanted, (scope, &|| flight.urgency()), stall_limit, accept).await
     }
 
     /// Fetches what one reader wants, directly and outside of all flights: `accept` keeps it.
@@ -160,9 +159,10 @@ impl Content {
         }
         self.resources.blocks_transferred.fetch_add(1, Relaxed);
         flight.deliver(index, Delivery::Bytes(verified.bytes().clone()));
+        let is_kept_on_disk_alone = is_too_long_for_memory(flight);
         match self.partial().and_then(|partial| partial.put(verified)) {
             Ok(()) => flight.deliver(index, Delivery::Stored),
-            Err(error) if flight.extent().blocks > MAX_EXTENT_BLOCKS => return Err(error),
+            Err(error) if is_kept_on_disk_alone => return Err(error),
             Err(error) => {
                 if self.resources.recent_blocks.put_only_copy(self.blob.key, index, verified.bytes().clone())
                 {
@@ -173,6 +173,11 @@ impl Content {
         }
         Ok(index)
     }
+}
+
+/// Whether the blocks of a flight are kept on the disk alone.
+fn is_too_long_for_memory(flight: &Flight) -> bool {
+    flight.extent().blocks > MAX_EXTENT_BLOCKS
 }
 
 /// The blocks of a flight that must be fetched; `None` when some are doubted. Needs no disk I/O.

@@ -158,7 +158,9 @@ impl ContentFixture {
             refutations: Refutations::default(),
             runtime: Handle::current(),
         };
-        Content::open(blob, Arc::new(resources), Arc::new(ladder))
+        let content = Content::new(blob, Arc::new(resources), Arc::new(ladder));
+        content.open();
+        content
     }
 
     async fn expect(&self, content: &Arc<Content>, range: Range<u64>) {

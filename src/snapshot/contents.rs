@@ -57,8 +57,8 @@ impl Contents {
         self.live.lock().by_key.get(key).and_then(Weak::upgrade)
     }
 
-    /// The content of `blob`, opened if it is not in use.
-    pub(super) fn open(
+    /// The content of `blob`, made if it is not in use. [`Content::open`] looks for it in the cache.
+    pub(super) fn share(
         &self,
         blob: Blob,
         resources: &Arc<SharedResources>,
@@ -74,8 +74,7 @@ impl Contents {
             live.sweep_at = (live.by_key.len() * 2).max(1024);
         }
         let key = blob.key;
-        // Under the lock, so that two callers that open one blob at once get one content: a few microseconds of local disk.
-        let content = Content::open(blob, resources.clone(), ladder.clone());
+        let content = Content::new(blob, resources.clone(), ladder.clone());
         live.by_key.insert(key, Arc::downgrade(&content));
         content
     }

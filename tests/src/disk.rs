@@ -1,4 +1,4 @@
-//! A disk of its own, whose power can be cut, and which can be frozen: ext4 in a file, on a loop device.
+//! A disk of its own, whose power can be cut, and which can be frozen or hang: ext4 in a file, on a loop device.
 //!
 //! The cut is the kernel's own way to shut a file system down at once: from then on nothing reaches the disk, what lay in
 //! memory alone is lost, and the next mount replays the journal as after a reset. What a drive keeps in a cache of its own
@@ -19,6 +19,8 @@ use crate::tools::{cannot_run, program, run};
 const EXT4_IOC_SHUTDOWN: libc::c_ulong = 0x8004_587d;
 /// How much of a store is filled at once, in bytes: a page.
 const FILLER_STEP: u64 = 4096;
+/// The limits of devices in control groups of version 1 (blkio-controller.rst), in bytes of reads a second: 0 is none.
+const READ_LIMITS: &str = "/sys/fs/cgroup/blkio/blkio.throttle.read_bps_device";
 /// Without writing the journal first.
 static EXT4_GOING_FLAGS_NOLOGFLUSH: u32 = 2;
 
@@ -68,6 +70,7 @@ impl LoopDisk {
             cannot_run("there is no /dev/loop-control; load the module loop, or start the container with it");
             return None;
         }
+        remove_limits_of_killed_tests();
         let disk = Self { home: TempDir::with_prefix("bdnfs-disk-").expect("a temporary directory") };
         fs::create_dir(disk.path()).expect("a directory");
         Some(disk)
@@ -141,6 +144,36 @@ impl LoopDisk {
         run(program("fsfreeze").arg("-u").arg(self.path()));
     }
 
+    /// Makes its reads hang: whoever reads what is not in memory waits until it [answers](Self::answer). False where the kernel can't do
+    /// that.
+    ///
+    /// # Panics
+    /// When it fails, and in CI also where the kernel can't do that.
+    pub fn hang(&self) -> bool {
+        if !Path::new(READ_LIMITS).exists() {
+            cannot_run(
+                "there are no control groups of version 1 that limit devices: mount them with -o blkio",
+            );
+            return false;
+        }
+        self.limit_reads(1);
+        true
+    }
+
+    /// Answers reads again.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn answer(&self) {
+        self.limit_reads(0);
+    }
+
+    fn limit_reads(&self, bytes: u64) {
+        let device = rustix::fs::stat(self.path()).expect("the disk").st_dev;
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        fs::write(READ_LIMITS, format!("{major}:{minor} {bytes}")).expect("a limit");
+    }
+
     /// Brings it back as it was left, when it is no longer in use.
     ///
     /// # Panics
@@ -151,10 +184,24 @@ impl LoopDisk {
     }
 }
 
+/// Devices get the numbers of earlier ones.
+fn remove_limits_of_killed_tests() {
+    let limits = fs::read_to_string(READ_LIMITS).unwrap_or_default();
+    for device in limits.lines().filter_map(|line| line.split(' ').next()) {
+        if !Path::new("/sys/dev/block").join(device).join("loop/backing_file").exists() {
+            // Another test may be faster.
+            let _ = fs::write(READ_LIMITS, format!("{device} 0"));
+        }
+    }
+}
+
 impl Drop for LoopDisk {
     fn drop(&mut self) {
         // A test may have failed while it was frozen.
         let _ = program("fsfreeze").arg("-u").arg(self.path()).output();
+        if Path::new(READ_LIMITS).exists() {
+            self.limit_reads(0);
+        }
         let _ = unmount(self.path(), UnmountFlags::DETACH);
         let _ = unmount(self.store(), UnmountFlags::DETACH);
     }

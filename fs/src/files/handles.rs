@@ -1,5 +1,7 @@
 //! File handles: the open files of a mount, their modes, and the backing files that the kernel reads.
 
+mod restore;
+
 use std::collections::HashMap;
 use std::fs::File;
 use std::sync::Arc;
@@ -7,17 +9,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use bdnfs::error::{Error, Kind, Result};
-use bdnfs::manifest::{Node, Slice};
+use bdnfs::manifest::Slice;
 use bdnfs::read::Reader;
 use bdnfs::snapshot::Snapshot;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-use crate::device::{BackingFile, Device};
+use crate::device::Device;
 use crate::files::OpenOutcome;
 use crate::invalidation::KernelCache;
-use crate::ledger::{Ledger, LedgerEntry, LedgerItem};
+use crate::ledger::{Ledger, LedgerItem};
 use crate::open_table::{OpenMode, OpenTable, RenewalActions};
 use crate::tree;
 use crate::wire::abi::OpenOut;
@@ -122,81 +124,6 @@ impl FileHandles {
         let _expired = self.table.lock().expire(now);
     }
 
-    /// Restores the handles and backing files of the previous process from the ledger's `entries`.
-    pub(crate) fn restore(self: &Arc<Self>, entries: &[LedgerEntry]) {
-        let (mut registered, mut damaged) = (HashMap::new(), Vec::new());
-        for &LedgerEntry { number, node, item, .. } in entries {
-            match item {
-                LedgerItem::BackingFile(id) => drop(registered.insert(id, number)),
-                LedgerItem::Damaged(id) => damaged.push((id, node, number)),
-                LedgerItem::Moved => self.table.lock().restore_generation(node),
-                LedgerItem::Cached | LedgerItem::Passthrough(_) => {}
-            }
-        }
-        self.drop_unrecorded(&registered);
-        let mut adopted: HashMap<u32, Arc<RegisteredFile>> = HashMap::new();
-        for &LedgerEntry { number, node, unique, item } in entries {
-            if matches!(item, LedgerItem::BackingFile(_) | LedgerItem::Damaged(_) | LedgerItem::Moved) {
-                continue;
-            }
-            let Some((index, reader)) = self.reader_of(node) else { continue };
-            let mode = match item {
-                LedgerItem::Passthrough(id) => {
-                    let adopt = || self.adopt(id, registered.remove(&id), node, &reader);
-                    OpenMode::Passthrough(adopted.entry(id).or_insert_with(adopt).clone())
-                }
-                _ => OpenMode::Cached,
-            };
-            let watch = || self.watch(node, index, reader.clone());
-            self.table.lock().restore(node, mode, watch);
-            self.handles.lock().insert(number, FileHandle { reader, unique, item });
-        }
-        for (id, node, number) in damaged {
-            if adopted.contains_key(&id) {
-                self.table.lock().mark_damaged(node);
-            } else {
-                self.ledger.remove(number);
-            }
-        }
-        // No handle needs these.
-        for (id, number) in registered {
-            drop(BackingFile::adopt(self.device.clone(), id));
-            self.ledger.remove(number);
-        }
-    }
-
-    /// The file of `node`, and a reader of it.
-    fn reader_of(&self, node: u64) -> Option<(u32, Arc<Reader>)> {
-        let index = tree::index(node)?;
-        let open = || match self.snapshot.manifest().entry(index)?.node {
-            Node::File(slice) => self.snapshot.open_file(index, slice),
-            _ => Err(Error::new(Kind::Corrupt, "not a file")),
-        };
-        let opened =
-            open().inspect_err(|error| tracing::error!(index, %error, "cannot restore an open file"));
-        Some((index, Arc::new(opened.ok()?)))
-    }
-
-    /// The backing file `id` of `node`, which the previous process registered and which has this `number` in the ledger.
-    fn adopt(&self, id: u32, number: Option<u64>, node: u64, reader: &Arc<Reader>) -> Arc<RegisteredFile> {
-        let backing = BackingFile::adopt(self.device.clone(), id);
-        let number =
-            number.or_else(|| self.ledger.insert(node, 0, LedgerItem::BackingFile(id))).unwrap_or_default();
-        let _slot = LedgerSlot { ledger: self.ledger.clone(), number };
-        Arc::new(RegisteredFile { backing, _slot, reader: reader.clone(), file: reader.backing() })
-    }
-
-    /// Closes the backing file that the previous process registered and had no time to record. There is one
-    /// at the most, and the kernel numbers them in order: it is the one before the next.
-    fn drop_unrecorded(self: &Arc<Self>, registered: &HashMap<u32, u64>) {
-        if self.passthrough()
-            && let Ok(next) = self.device.register(self.ledger.memory())
-            && let Some(last) = next.id().checked_sub(1).filter(|id| *id > 0 && !registered.contains_key(id))
-        {
-            drop(BackingFile::adopt(self.device.clone(), last));
-        }
-    }
-
     /// Opens the file `index`, which is `slice`, at its node `node`, for the request `unique`.
     pub(crate) fn open(
         self: &Arc<Self>,
@@ -217,7 +144,10 @@ impl FileHandles {
         }
         let registered = self.table.lock().reopen(node);
         if let Some(file) = registered {
-            if file.is_readable() {
+            file.reader.await_disk();
+            // An overlay is given no other node while this one is in use.
+            let is_late = !self.steady && file.reader.is_disk_late();
+            if file.is_readable() && !is_late {
                 return self.insert(unique, node, file.reader.clone(), OpenMode::Passthrough(file));
             }
             if self.close_idle_backing(node, index) {
@@ -225,8 +155,41 @@ impl FileHandles {
             }
         }
         let reader = Arc::new(self.snapshot.open_file(index, slice)?);
-        let (back, watch) = (|| self.register(node, &reader), || self.watch(node, index, reader.clone()));
-        let mode = self.table.lock().open(node, back, watch);
+        if self.passthrough() {
+            // The kernel, which reads it by itself then, would not give it up.
+            reader.await_disk();
+        }
+        let mode = {
+            let (back, watch) = (|| self.register(node, &reader), || self.watch(node, index, reader.clone()));
+            self.table.lock().open(node, back, watch)
+        };
+        self.insert_opened(unique, node, reader, mode)
+    }
+
+    /// As [`open`](Self::open), without looking for the file in the cache, whose disk does not answer.
+    pub(crate) fn open_past_cache(
+        self: &Arc<Self>,
+        unique: u64,
+        node: u64,
+        index: u32,
+        slice: Slice,
+    ) -> Result<OpenOutcome> {
+        let registered = self.table.lock().reopen(node);
+        if registered.is_some() && !self.steady && self.close_idle_backing(node, index) {
+            return Ok(OpenOutcome::Moved);
+        }
+        let reader = Arc::new(self.snapshot.open_past_cache(slice)?);
+        let mode = self.table.lock().open(node, || None, || self.watch(node, index, reader.clone()));
+        self.insert_opened(unique, node, reader, mode)
+    }
+
+    fn insert_opened(
+        &self,
+        unique: u64,
+        node: u64,
+        reader: Arc<Reader>,
+        mode: Option<OpenMode<Arc<RegisteredFile>>>,
+    ) -> Result<OpenOutcome> {
         match mode {
             Some(mode) => self.insert(unique, node, reader, mode),
             None if !self.steady => Ok(OpenOutcome::Moved),
@@ -300,7 +263,7 @@ impl FileHandles {
 
     /// Registers the file behind `reader`, if it is whole.
     fn register(&self, node: u64, reader: &Arc<Reader>) -> Option<Arc<RegisteredFile>> {
-        if !self.passthrough() {
+        if !self.passthrough() || reader.is_disk_late() {
             return None;
         }
         let file: Arc<File> = reader.backing().filter(|file| is_readable(file))?;

@@ -45,10 +45,19 @@ impl StatelessFiles {
         if let Some(reader) = known {
             return Ok(reader);
         }
-        let reader = Arc::new(self.snapshot.open(slice)?);
-        let evicted = self.readers.lock().put(index, reader.clone(), Instant::now());
-        drop(evicted);
-        Ok(reader)
+        Ok(self.keep(index, self.snapshot.open(slice)?))
+    }
+
+    /// As [`reader`](Self::reader), without looking for the file in the cache, whose disk does not answer.
+    pub(crate) fn reader_past_cache(&self, index: u32, slice: Slice) -> Result<Arc<Reader>> {
+        Ok(self.keep(index, self.snapshot.open_past_cache(slice)?))
+    }
+
+    fn keep(&self, index: u32, reader: Reader) -> Arc<Reader> {
+        let reader = Arc::new(reader);
+        // Bound, and dropped without the lock.
+        let _evicted = self.readers.lock().put(index, reader.clone(), Instant::now());
+        reader
     }
 
     /// Prefetches the files that a reader of file `index` will read next.

@@ -126,7 +126,11 @@ async fn refuted_content_opened_anew_is_not_fetched_within_its_backoff() {
     content.await_flights().await;
     drop(content);
     let asked = tier.requests.load(Relaxed);
-    let open = || Content::open(blob.clone(), resources.clone(), ladder.clone());
+    let open = || {
+        let content = Content::new(blob.clone(), resources.clone(), ladder.clone());
+        content.open();
+        content
+    };
     for _ in 0..3 {
         assert_eq!(open().read(0..10, Some(0)).await.expect_err("too soon").kind(), Kind::Corrupt);
     }

@@ -6,13 +6,16 @@ use std::path::{Path, PathBuf};
 
 use bdnfs_tests::MIB;
 use bdnfs_tests::disk::LoopDisk;
+use bdnfs_tests::fault::ServerFault;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::{is_local, is_mounted};
 use bdnfs_tests::process::{eventually, wait_for_exit};
+use bdnfs_tests::s3::S3Server;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tools::program;
-use bdnfs_tests::tree::assert_same;
+use bdnfs_tests::tree::{assert_same, write_file};
 use rustix::mount::UnmountFlags;
+use tempfile::TempDir;
 
 const DISK_BYTES: u64 = 1 << 30;
 
@@ -23,6 +26,31 @@ impl Drop for Thaw<'_> {
     fn drop(&mut self) {
         self.0.thaw();
     }
+}
+
+/// Lets a disk answer reads before all else that a test drops.
+struct Answering<'a>(&'a LoopDisk);
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        self.0.answer();
+    }
+}
+
+/// Has the kernel drop the pages of all files below `directory`. A disk that is mounted anew may have them still, where the mount
+/// namespace of another test has a copy of its mount.
+fn forget_pages(directory: &Path) {
+    for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
+        if entry.file_type().unwrap().is_dir() {
+            forget_pages(&entry.path());
+        } else {
+            drop_pages(&entry.path());
+        }
+    }
+}
+
+fn drop_pages(path: &Path) {
+    rustix::fs::fadvise(File::open(path).unwrap(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
 }
 
 /// Reads a file in a process of its own, which ends within a minute or fails the test.
@@ -63,6 +91,95 @@ fn cache_disk_frozen_reads_come_from_the_next_tier() {
         drop(open);
         machine.umount(&point);
     }
+}
+
+#[test]
+fn cache_disk_that_hangs_on_reads_stops_no_mount() {
+    let names = ["open", "staged"];
+    for (size, count) in [(24 * MIB, names.len()), (MIB / 2, 40)] {
+        let Some(disk) = LoopDisk::new(DISK_BYTES) else { return };
+        let env = TestEnv::new();
+        let names: Vec<_> = (0..count).map(|number| format!("{}{number}", names[number % 2])).collect();
+        let contents: Vec<_> = names.iter().map(|name| env.put(name, size)).collect();
+        let machine = env.second_machine().with_cache(&disk.path().join("cache"));
+        let point = machine.mount_with("s3://bucket", "mnt", &["--wait"]);
+        machine.umount(&point);
+        // Nothing of it is in memory, but where the mount namespace of another test has a copy of its mount.
+        disk.restore();
+        let point = machine.mount("s3://bucket", "mnt");
+        forget_pages(&machine.cache().join("tenants"));
+        let open = File::open(point.join(&names[0])).unwrap();
+        if !disk.hang() {
+            return;
+        }
+        let answer = Answering(&disk);
+        for (name, content) in names.iter().zip(&contents).skip(1) {
+            assert_same(content, &read(&machine, &point.join(name)), name);
+        }
+        assert!(is_mounted(&point));
+        drop(answer);
+        let mut first = [0; 4096];
+        open.read_exact_at(&mut first, MIB as u64 / 4).unwrap();
+        assert_eq!(first[..], contents[0][MIB / 4..MIB / 4 + 4096]);
+        drop(open);
+        // The disk is read again.
+        for (name, content) in names.iter().zip(&contents).skip(1) {
+            eventually("it is read from the disk", || {
+                let before = env.fetched(name);
+                drop_pages(&point.join(name));
+                assert_same(content, &read(&machine, &point.join(name)), name);
+                env.fetched(name) == before
+            });
+        }
+        machine.umount(&point);
+    }
+}
+
+#[test]
+fn what_no_other_tier_has_waits_for_a_cache_disk_that_hangs() {
+    let Some(disk) = LoopDisk::new(DISK_BYTES) else { return };
+    let env = TestEnv::new();
+    let bytes = env.put("file", 3 * MIB);
+    let machine = env.second_machine().with_cache(&disk.path().join("cache"));
+    let point = machine.mount_with("s3://bucket", "mnt", &["--wait"]);
+    machine.umount(&point);
+    let point = machine.mount_with("s3://bucket", "mnt", &["--offline"]);
+    forget_pages(&machine.cache().join("tenants"));
+    if !disk.hang() {
+        return;
+    }
+    let answer = Answering(&disk);
+    let out = machine.directory("read").join("out");
+    let mut command = machine.program("cat", &[point.join("file")]);
+    let mut reader = command.stdout(File::create(&out).unwrap()).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(5));
+    assert!(reader.try_wait().unwrap().is_none(), "it waits for the disk");
+    drop(answer);
+    assert!(wait_for_exit(&mut reader, "a reader").success());
+    assert_same(&bytes, &fs::read(out).unwrap(), "the file");
+    machine.umount(&point);
+}
+
+#[test]
+fn file_of_a_server_without_ranges_waits_for_a_disk_that_is_frozen_for_a_moment() {
+    let Some(disk) = LoopDisk::new(DISK_BYTES) else { return };
+    let root = TempDir::with_prefix("bdnfs-s3-").unwrap();
+    let bytes = write_file(root.path(), "bucket/weights", 40 * MIB);
+    let s3 = S3Server::start(root.path(), None);
+    s3.faults.set(ServerFault::IgnoreRange);
+    let machine = Machine::new().with_cache(&disk.path().join("cache"));
+    let point = machine.mount_with("s3://bucket", "mnt", &["--endpoint", &s3.server.url(), "--anonymous"]);
+    disk.freeze();
+    let thaw = Thaw(&disk);
+    let out = machine.directory("read").join("out");
+    let mut command = machine.program("cat", &[point.join("weights")]);
+    let mut reader = command.stdout(File::create(&out).unwrap()).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    assert!(reader.try_wait().unwrap().is_none(), "it waits for the disk");
+    drop(thaw);
+    assert!(wait_for_exit(&mut reader, "a reader").success());
+    assert_same(&bytes, &fs::read(out).unwrap(), "the file");
+    machine.umount(&point);
 }
 
 #[test]
