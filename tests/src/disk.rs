@@ -195,6 +195,26 @@ fn remove_limits_of_killed_tests() {
     }
 }
 
+/// Thaws a disk before all else that a test drops: processes that wait for it can't end.
+#[derive(Debug)]
+pub struct Thaw<'a>(pub &'a LoopDisk);
+
+impl Drop for Thaw<'_> {
+    fn drop(&mut self) {
+        self.0.thaw();
+    }
+}
+
+/// Lets a disk answer reads before all else that a test drops.
+#[derive(Debug)]
+pub struct Answering<'a>(pub &'a LoopDisk);
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        self.0.answer();
+    }
+}
+
 impl Drop for LoopDisk {
     fn drop(&mut self) {
         // A test may have failed while it was frozen.

@@ -100,9 +100,9 @@ impl MountManager {
             let mounted = manager.mount_resolved(request, found).await;
             if let Err(Ok(unwanted)) = answer.send(mounted)
                 && !manager.lifecycle.is_closing()
-                && let Err(failure) = manager.unmount(unwanted.id, false).await
             {
-                tracing::warn!("a mount whose client has gone stays: {failure}");
+                // Nobody wants it, whoever looks into it at that moment.
+                manager.unmount_or_detach(unwanted.id).await;
             }
         });
         match answered.await {
@@ -253,6 +253,15 @@ impl MountManager {
             tracing::warn!("{at} is unmounted, but its record is kept: {why}");
         }
         Ok(())
+    }
+
+    /// Unmounts a mount; detaches one that is in use. A failure is logged.
+    pub(super) async fn unmount_or_detach(&self, id: u64) {
+        let Err(failure) = self.unmount(id, false).await else { return };
+        tracing::warn!("{failure}; detaching it");
+        if let Err(failure) = self.unmount(id, true).await {
+            tracing::warn!("{failure}");
+        }
     }
 
     /// Forgets the mounts of the last run at `mountpoint` that could not be restored, with their leases.

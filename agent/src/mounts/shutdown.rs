@@ -19,7 +19,7 @@ pub async fn hand_over_all(manager: &MountManager) {
             tracing::info!("the mount at {} is left to the next agent", managed.mountpoint().display());
             managed.attachment().hand_over();
         } else {
-            unmount_or_detach(manager, managed.id()).await;
+            manager.unmount_or_detach(managed.id()).await;
         }
     }
 }
@@ -28,7 +28,7 @@ pub async fn hand_over_all(manager: &MountManager) {
 pub async fn unmount_all(manager: &MountManager) {
     for managed in close(manager) {
         if !managed.is_detached() {
-            unmount_or_detach(manager, managed.id()).await;
+            manager.unmount_or_detach(managed.id()).await;
         }
         // Processes that use a detached mount get their errors at once, and not when no agent has come for it.
         manager.handover.remove(managed.id()).await;
@@ -49,12 +49,4 @@ fn close(manager: &MountManager) -> Vec<Arc<ManagedMount>> {
     let table = manager.table();
     manager.lifecycle.close();
     table.mounts.values().cloned().collect()
-}
-
-async fn unmount_or_detach(manager: &MountManager, id: u64) {
-    let Err(failure) = manager.unmount(id, false).await else { return };
-    tracing::warn!("{failure}; detaching it");
-    if let Err(failure) = manager.unmount(id, true).await {
-        tracing::warn!("{failure}");
-    }
 }

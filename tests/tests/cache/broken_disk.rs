@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use bdnfs_tests::MIB;
-use bdnfs_tests::disk::LoopDisk;
+use bdnfs_tests::disk::{Answering, LoopDisk, Thaw};
 use bdnfs_tests::fault::ServerFault;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::{is_local, is_mounted};
@@ -18,24 +18,6 @@ use rustix::mount::UnmountFlags;
 use tempfile::TempDir;
 
 const DISK_BYTES: u64 = 1 << 30;
-
-/// Thaws a disk before all else that a test drops: processes that wait for it can't end.
-struct Thaw<'a>(&'a LoopDisk);
-
-impl Drop for Thaw<'_> {
-    fn drop(&mut self) {
-        self.0.thaw();
-    }
-}
-
-/// Lets a disk answer reads before all else that a test drops.
-struct Answering<'a>(&'a LoopDisk);
-
-impl Drop for Answering<'_> {
-    fn drop(&mut self) {
-        self.0.answer();
-    }
-}
 
 /// Has the kernel drop the pages of all files below `directory`. A disk that is mounted anew may have them still, where the mount
 /// namespace of another test has a copy of its mount.
@@ -219,8 +201,9 @@ fn cache_disk_frozen_unmounts_and_refuses_mounts() {
     agent.stop();
 }
 
-#[test]
-fn mount_whose_client_goes_away_while_its_record_is_written_is_unmounted() {
+/// Mounts on a machine whose records of mounts lie on a disk that is frozen, and kills the client while the record is written. What
+/// `look` returns is kept until the mount and its record are gone.
+fn assert_mount_of_killed_client_ends<T>(look: impl FnOnce(&Path) -> T) {
     let Some(disk) = LoopDisk::new(DISK_BYTES) else { return };
     let env = TestEnv::new();
     env.put("model", MIB);
@@ -237,6 +220,7 @@ fn mount_whose_client_goes_away_while_its_record_is_written_is_unmounted() {
     let mut client =
         machine.command(&[Path::new("mount"), Path::new("s3://bucket"), &point]).spawn().unwrap();
     eventually("it is mounted", || is_mounted(&point));
+    let looking = look(&point);
     assert!(client.try_wait().unwrap().is_none(), "its record is not written");
     client.kill().unwrap();
     client.wait().unwrap();
@@ -245,8 +229,19 @@ fn mount_whose_client_goes_away_while_its_record_is_written_is_unmounted() {
     eventually("its record is gone", || {
         !fs::read_dir(&records).unwrap().any(|entry| entry.unwrap().path().is_file())
     });
+    drop(looking);
     agent.stop();
     rustix::mount::unmount(&records, UnmountFlags::DETACH).unwrap();
+}
+
+#[test]
+fn mount_whose_client_goes_away_while_its_record_is_written_is_unmounted() {
+    assert_mount_of_killed_client_ends(|_| ());
+}
+
+#[test]
+fn mount_whose_client_goes_away_while_another_program_looks_into_it_is_detached() {
+    assert_mount_of_killed_client_ends(|point| File::open(point).unwrap());
 }
 
 #[test]
