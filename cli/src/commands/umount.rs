@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use bdnfs::error::Kind;
 use bdnfs_agent::api::client::Client;
-use bdnfs_agent::api::socket;
 use bdnfs_fs::mounts;
 
 use crate::agents;
@@ -30,7 +29,14 @@ const EXAMPLES: &str = "Examples:
 
 /// Unmounts a mount and returns when its agent has ended it.
 pub fn run(args: &UnmountArgs) -> Result<()> {
-    let path = mountpoint::resolve(&args.mountpoint)?;
+    let path = match mountpoint::resolve(&args.mountpoint) {
+        Ok(path) => path,
+        // The mount point of a mount that could not be restored may be gone.
+        Err(missing) => {
+            let path = std::path::absolute(&args.mountpoint)?;
+            return if runtime::block_on(forget_lost(&path))? { Ok(()) } else { Err(missing) };
+        }
+    };
     if !mounts::at(&path)?.is_some_and(|mounted| mounted.ours()) {
         if runtime::block_on(forget_lost(&path))? {
             return Ok(());
@@ -54,10 +60,9 @@ pub fn run(args: &UnmountArgs) -> Result<()> {
     }
 }
 
-/// Has the node agent forget its mount at `path` that it could not restore. False where there is none.
+/// Has the agent whose mount at `path` could not be restored forget it. False where no agent has any.
 async fn forget_lost(path: &Path) -> Result<bool> {
-    let answers = agents::query(socket::well_known().into_iter().collect()).await?;
-    for (socket, status) in answers {
+    for (socket, status) in agents::query_all(None).await? {
         let lost = status.ok().into_iter().flat_map(|status| status.lost);
         if let Some(lost) = lost.into_iter().find(|lost| lost.mountpoint == path) {
             Client::new(socket).unmount(lost.id, true).await?;

@@ -204,3 +204,29 @@ fn mount_whose_record_cannot_be_read_is_reported_until_it_is_unmounted() {
         agent.stop();
     }
 }
+
+#[test]
+fn umount_of_what_an_agent_with_a_socket_of_its_own_has_lost_ends_it() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    write_tree(&source);
+    let config = format!("socket = {:?}", machine.directory("run").join("own.sock"));
+    let agent = machine.agent(&config);
+    let [dead, lost, kept] = ["dead", "lost", "kept"].map(|name| machine.mount(&source, name));
+    agent.crash();
+    machine.kill_fdstore();
+    eventually("no process serves it", || {
+        fs::metadata(&dead).is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN))
+    });
+    machine.umount(&dead);
+    machine.umount(&lost);
+    fs::remove_dir(&lost).unwrap();
+    // There is a record of it still.
+    let agent = machine.agent(&config);
+    assert!(is_mounted(&kept), "{}", agent.log());
+    assert_eq!(agent.status()["lost"][0]["mountpoint"], text(&lost));
+    machine.run(&["umount", text(&lost)]).succeeds();
+    assert!(agent.status().get("lost").is_none());
+    machine.run(&["umount", text(&lost)]).fails(&["does not exist"]);
+    agent.stop();
+}
