@@ -216,14 +216,16 @@ impl Snapshot {
     }
 
     /// How many bytes of `slice` lie in the node's cache; of a part of a blob, at least so many. Touches the local
-    /// disk, never the network.
+    /// disk, never the network, and counts as no use of it.
     ///
     /// # Errors
     /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is.
     pub fn local_bytes(&self, slice: Slice) -> Result<u64> {
-        let content = self.content(slice.blob)?;
-        let elsewhere = content.blob().size - slice.len;
-        Ok(content.local_bytes().saturating_sub(elsewhere))
+        let (key, size) = (self.manifest().key(slice.blob)?, self.manifest().blob_size(slice.blob)?);
+        // A whole blob that is opened is marked as used.
+        let is_whole = self.resources.cache.has(&key, size);
+        let local = if is_whole { size } else { self.content(slice.blob)?.local_bytes() };
+        Ok(local.saturating_sub(size - slice.len))
     }
 
     /// The digest of the file that is `slice`, where the manifest or a whole local copy tells it. Of a part of a blob,

@@ -1,13 +1,15 @@
 //! The cache commands: summarize, evict, verify, pin; quotas, and admission.
 
-use std::fs;
+use std::fs::{self, File, FileTimes};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::is_local;
 use bdnfs_tests::process::eventually;
+use bdnfs_tests::rot::largest_file;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::{assert_same, assert_same_tree, total_bytes, write_file};
 use serde_json::Value;
@@ -219,4 +221,29 @@ fn stage_without_space_is_refused_with_lease_holders() {
     assert_eq!(total_bytes(&point("3")), 4 * MIB as u64);
     assert!(is_local(&point("2").join("weights")), "what is leased was not evicted");
     drop(agent);
+}
+
+#[test]
+fn status_of_a_mount_is_no_use_of_its_blobs() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    write_file(&source, "model", 3 * MIB);
+    let agent = machine.agent("");
+    machine.umount(&machine.mount_with(&source, "mnt", &["--wait"]));
+    // What this agent has open it marks as used when it closes it.
+    agent.stop();
+    let blob = largest_file(&machine.cache().join("tenants"));
+    let before = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
+    File::open(&blob).unwrap().set_times(FileTimes::new().set_accessed(before)).unwrap();
+    let agent = machine.agent("");
+    let point = machine.mount(&source, "mnt");
+    let used = || blob.metadata().unwrap().accessed().unwrap();
+    let status = machine.run(&["status", "--cache-dir", text(machine.cache())]).succeeds();
+    assert!(status.contains("100 %"), "{status}");
+    assert!(is_local(&point.join("model")));
+    assert_eq!(used(), before);
+    fs::read(point.join("model")).unwrap();
+    eventually("a read is a use", || used() > before);
+    machine.umount(&point);
+    agent.stop();
 }
