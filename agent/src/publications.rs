@@ -172,10 +172,15 @@ impl Publications {
             published.cancel();
         }
         let target = self.check(key, &request).await?;
-        if let Some(target) = &target {
-            self.adopt(key, &request, target).await?;
-        }
+        let mut adopted = match &target {
+            Some(target) => self.adopt(key, &request, target).await?,
+            None => None,
+        };
         let publication = loop {
+            if let Some(adopted) = adopted.take() {
+                self.renew(&adopted, &request).await;
+                break adopted;
+            }
             let (found, is_new) = self.find_or_insert(key, &request, target.as_ref())?;
             if is_new {
                 tokio::spawn(Arc::clone(self).run(Arc::clone(&found)));

@@ -59,6 +59,15 @@ pub fn processes_with_bind(device: u64, root: &str) -> Vec<Pid> {
     pids.filter(shows).filter_map(Pid::from_raw).collect()
 }
 
+/// Whether a thread of `process` waits in the kernel, in its `function`.
+pub fn waits_in(process: Pid, function: &str) -> bool {
+    let threads =
+        fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero())).into_iter().flatten().flatten();
+    let mut places =
+        threads.map(|thread| fs::read_to_string(thread.path().join("wchan")).unwrap_or_default());
+    places.any(|place| place == function)
+}
+
 /// Kills `processes` and waits until they are gone.
 pub fn kill_and_wait(processes: &[Pid]) {
     for pid in processes {

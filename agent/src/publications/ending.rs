@@ -7,7 +7,6 @@ use bdnfs::task::blocking;
 
 use super::Publications;
 use super::publication::Publication;
-use crate::api::publication::is_publication_key;
 use crate::api::{ApiResult, Failure};
 
 impl Publications {
@@ -19,6 +18,7 @@ impl Publications {
     /// nothing else tells what it has bound.
     pub async fn unpublish(self: &Arc<Self>, key: &str) -> ApiResult<()> {
         self.lifecycle.ready().await;
+        self.await_adoption(key).await?;
         let found = self.table.lock().get(key).cloned();
         if let Some(publication) = found {
             publication.cancel();
@@ -37,15 +37,7 @@ impl Publications {
         }
         // A suspended publication leaves its record, with which the next agent would publish it again.
         let (publications, key) = (Arc::clone(self), key.to_owned());
-        let removed = blocking(move || {
-            let is_published_again = publications.table.lock().contains_key(&key);
-            if !is_publication_key(&key) || is_published_again {
-                return Ok(());
-            }
-            publications.unbind_unknown(&key)?;
-            publications.records.remove(&key)
-        });
-        removed.await?;
+        blocking(move || publications.end_unknown(&key)).await?;
         self.release_kept_bases().await;
         Ok(())
     }

@@ -20,7 +20,7 @@ use super::publication::Publication;
 use super::publishing::mount_request;
 use super::record::PublicationRecord;
 use crate::api::ApiResult;
-use crate::api::publication::{PublicationRequest, publication_key};
+use crate::api::publication::{PublicationRequest, is_publication_key, publication_key};
 use crate::records::Records;
 
 /// The prefix of the keys of pods' publications, which the agent sees where they are bound.
@@ -32,8 +32,8 @@ pub struct UnreadableRecords {
     /// Why each can't be read, by its key.
     errors: Mutex<BTreeMap<String, String>>,
     bases: Mutex<Vec<Arc<Base>>>,
-    /// Held while one is taken over.
-    adoption: Mutex<()>,
+    /// Held while one is taken over, or ended: whoever comes second finds what the first has made of it.
+    changing: Mutex<()>,
 }
 
 impl UnreadableRecords {
@@ -110,7 +110,7 @@ impl Publications {
         }
     }
 
-    /// Takes over what an unknown publication has bound to `target`, where it is asked for again by its `key`.
+    /// Takes over what an unknown publication has bound to `target`, where it is asked for again by its `key`, and returns it.
     ///
     /// # Errors
     /// [`Kind::Busy`] where that shows something else than `request` asks for; [`Kind::Disk`].
@@ -119,9 +119,9 @@ impl Publications {
         key: &str,
         request: &PublicationRequest,
         target: &BindTarget,
-    ) -> ApiResult<()> {
+    ) -> ApiResult<Option<Arc<Publication>>> {
         if self.unreadable.error(key).is_none() {
-            return Ok(());
+            return Ok(None);
         }
         let (publications, name) = (Arc::clone(self), key.to_owned());
         let (request, target) = (request.clone(), target.clone());
@@ -134,19 +134,19 @@ impl Publications {
         key: String,
         request: &PublicationRequest,
         target: &BindTarget,
-    ) -> Result<()> {
-        let _turn = self.unreadable.adoption.lock();
+    ) -> Result<Option<Arc<Publication>>> {
+        let _changing = self.unreadable.changing.lock();
         // Another request was faster, or its target is that of another one, which is told.
-        let Some(error) = self.unreadable.error(&key) else { return Ok(()) };
+        let Some(error) = self.unreadable.error(&key) else { return Ok(None) };
         if self.targets().contains(&target.path()) {
-            return Ok(());
+            return Ok(None);
         }
-        let Some(bound) = target.mounted()?.filter(MountEntry::ours) else { return Ok(()) };
+        let Some(bound) = target.mounted()?.filter(MountEntry::ours) else { return Ok(None) };
         let is_its = is_key_at(&key, &target.path());
         let bases = self.kept_bases_of(&bound)?;
         if bases.is_empty() && is_its {
             // Its mount has ended with the earlier agent.
-            return target.unbind();
+            return target.unbind().map(|()| None);
         }
         let Some(base) = bases.into_iter().find(|base| self.is_for(base, request, is_its)) else {
             let at = target.path();
@@ -163,9 +163,9 @@ impl Publications {
             tokio::spawn(async move { publications.take_down(&publication).await });
             return Err(Error::new(Kind::Busy, ended.message));
         }
-        self.resume_published(publication);
+        self.resume_published(Arc::clone(&publication));
         self.unreadable.forget(&key);
-        Ok(())
+        Ok(Some(publication))
     }
 
     /// The kept bases that `bound` may show: those with other owners may share a file system.
@@ -203,11 +203,36 @@ impl Publications {
         !errors.is_empty()
     }
 
-    /// Unbinds what the unknown publication `key` has bound, if it is one. Blocks on the local disk.
+    /// Waits while the unknown publication `key`, if it is one, is taken over: then it is known.
+    pub(super) async fn await_adoption(self: &Arc<Self>, key: &str) -> Result<()> {
+        if self.unreadable.error(key).is_none() {
+            return Ok(());
+        }
+        let publications = Arc::clone(self);
+        let taken_over = move || {
+            drop(publications.unreadable.changing.lock());
+            Ok(())
+        };
+        blocking(taken_over).await
+    }
+
+    /// Ends what an earlier run has left of the publication `key`, unless it is known. Blocks on the local disk.
     ///
     /// # Errors
-    /// [`Kind::Busy`] where that can't be told; [`Kind::Disk`].
-    pub(super) fn unbind_unknown(&self, key: &str) -> Result<()> {
+    /// [`Kind::Busy`] where what it has bound can't be told; [`Kind::Disk`].
+    pub(super) fn end_unknown(&self, key: &str) -> Result<()> {
+        // Only then: the disk may keep one waiting.
+        let _changing = self.unreadable.error(key).map(|_| self.unreadable.changing.lock());
+        let is_published_again = self.table.lock().contains_key(key);
+        if !is_publication_key(key) || is_published_again {
+            return Ok(());
+        }
+        self.unbind_unknown(key)?;
+        self.records.remove(key)
+    }
+
+    /// Unbinds what the unknown publication `key` has bound, if it is one.
+    fn unbind_unknown(&self, key: &str) -> Result<()> {
         let Some(error) = self.unreadable.error(key) else { return Ok(()) };
         let mounted = mounts::all()?;
         let mut unclaimed = self.unclaimed_binds(&mounted, &self.targets());

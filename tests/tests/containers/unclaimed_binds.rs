@@ -1,20 +1,25 @@
 //! What is bound and has no record: removed where it is left over, and never where a pod may read from it.
 
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::time::Duration;
 
+use bdnfs_tests::disk::{LoopDisk, Thaw};
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::is_mounted;
-use bdnfs_tests::process::eventually;
+use bdnfs_tests::process::{eventually, waits_in};
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 use serde_json::json;
 
 use crate::kit::{
-    assert_nothing_left, bases, bound, config, entries, publish, put, request, targets, unpublish,
+    assert_nothing_left, bases, bound, config, entries, publish, put, records, request, targets, unpublish,
 };
+
+/// Where in the kernel a write waits for a disk that is frozen.
+const FROZEN_DISK_WAIT: &str = "percpu_rwsem_wait";
 
 /// Damages the record of a publication, so that nobody can read it.
 fn damage_record(machine: &Machine, key: &str) {
@@ -129,4 +134,44 @@ fn bind_whose_record_cannot_be_read_and_that_was_unmounted_is_forgotten() {
     // The comparison with the mount table after the start may be about to end it.
     eventually("its base has ended", || entries(&env.machine.cache().join("bases")).is_empty());
     assert_nothing_left(&env);
+}
+
+#[test]
+fn unpublish_while_the_publication_is_taken_over_waits_and_ends_it() {
+    let Some(disk) = LoopDisk::new(64 << 20) else { return };
+    let env = TestEnv::new();
+    env.put("file", 5);
+    // Of the cache, the records of publications alone lie on that disk.
+    let state = env.machine.cache().join("state/publications");
+    fs::create_dir_all(&state).unwrap();
+    fs::set_permissions(disk.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    mount_bind(disk.path(), &state).unwrap();
+    let agent = env.machine.agent(&config(&env.machine));
+    let (asked, target) = bound(&env, "", "pod");
+    // By its key, like that of a pod, the agent knows the target.
+    let digest = blake3::hash(&[b"\0", target.as_os_str().as_encoded_bytes()].concat()).to_hex();
+    let key = format!("csi-{}", &digest[..32]);
+    publish(&agent, &key, &asked);
+    agent.crash();
+    damage_record(&env.machine, &key);
+    let agent = env.machine.agent(&config(&env.machine));
+    disk.freeze();
+    std::thread::scope(|scope| {
+        let thaw = Thaw(&disk);
+        let publishing = scope.spawn(|| put(&agent, &key, &asked, 50));
+        eventually("its new record is written", || waits_in(agent.pid(), FROZEN_DISK_WAIT));
+        let unpublishing = scope.spawn(|| agent.ask("DELETE", &format!("/v1/publications/{key}"), ""));
+        // Time enough to end what is not known yet.
+        std::thread::sleep(Duration::from_secs(1));
+        assert!(is_mounted(&target), "it waits until it is known");
+        drop(thaw);
+        let told = publishing.join().unwrap();
+        assert!(told.code == 200 || told.body.contains("unpublished meanwhile"), "{}", told.body);
+        let ended = unpublishing.join().unwrap();
+        assert_eq!(ended.code, 200, "{}", ended.body);
+    });
+    assert_eq!(agent.get(&format!("/v1/publications/{key}")).code, 404);
+    assert!(!is_mounted(&target) && records(&env.machine).iter().all(|record| record.is_dir()));
+    agent.stop();
+    unmount(&state, UnmountFlags::DETACH).unwrap();
 }
