@@ -101,3 +101,43 @@ fn first_job_is_woken_while_a_publication_waits_beside_the_queue() {
     };
     check_random(race, ORDERS);
 }
+
+#[test]
+fn publication_that_fits_when_a_job_ends_is_woken_by_that() {
+    let race = || {
+        let (room, queue) = (ModelCache::new(CACHE_BYTES), Arc::new(AdmissionQueue::default()));
+        let first = room.snapshot("first", 8);
+        let admitted = queue.admit("first", std::slice::from_ref(&first), || Ok(None), |_| ());
+        let permit = block_on(admitted).expect("room");
+        let (noted, notes) = std::sync::mpsc::channel();
+        let publication = future::spawn({
+            let (snapshots, queue) = ([room.snapshot("publication", 9)], queue.clone());
+            async move {
+                queue
+                    .admit_beside_queue("publication", &snapshots, |note| noted.send(note).expect("heard"))
+                    .await
+                    .map(|()| snapshots)
+            }
+        });
+        // It has its turn.
+        let note = loop {
+            match notes.try_recv() {
+                Ok(note) => break note,
+                Err(_) => thread::yield_now(),
+            }
+        };
+        assert_eq!(note, "waits for room in the cache held by first: no room now");
+        let behind = thread::spawn({
+            let (room, queue) = (room.clone(), queue.clone());
+            move || {
+                let snapshots = [room.snapshot("behind", 1)];
+                block_on(queue.admit("behind", &snapshots, || Ok(None), |_| ())).map(drop).expect("room");
+            }
+        });
+        drop(first);
+        drop(permit);
+        drop(block_on(publication).expect("no panic").expect("room"));
+        behind.join().expect("it is admitted behind it");
+    };
+    check_random(race, ORDERS);
+}
