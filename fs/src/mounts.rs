@@ -1,10 +1,12 @@
 //! The mount table: which mounts there are, and which processes use them.
 
 mod dependents;
+mod namespaces;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -17,15 +19,16 @@ use crate::mount::FUSE_TYPE;
 
 pub use crate::mount::{detach, unmount};
 pub use dependents::{MountDependent, dependents};
+pub(crate) use namespaces::is_shown_anywhere;
+pub use namespaces::{is_bound_anywhere, is_mounted_elsewhere, sees_all_namespaces};
 
 /// The file system type of native mounts, and how the names of their images end.
 pub(crate) const NATIVE_TYPE: &str = "erofs";
 pub(crate) const IMAGE_SUFFIX: &str = ".bdnfs";
+/// Where the kernel lists processes.
+const PROC_PATH: &str = "/proc";
 /// The mount table of the kernel; described in proc(5).
 const MOUNT_TABLE_PATH: &str = "/proc/self/mountinfo";
-
-/// The process namespace of the first process of a machine, as every Linux names it.
-const FIRST_PROCESS_NAMESPACE: &str = "pid:[4026531836]";
 
 /// The FUSE device.
 const FUSE_DEVICE_PATH: &str = "/dev/fuse";
@@ -143,19 +146,23 @@ pub fn servers(mounted: &MountEntry) -> Vec<MountUser> {
 
 /// The processes with a directory in /proc that `is_wanted`.
 fn processes(mut is_wanted: impl FnMut(&Path) -> bool) -> Vec<MountUser> {
-    let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
-    let mut users = BTreeMap::new();
-    for process in processes.flatten() {
-        let path = process.path();
-        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
-            continue;
-        };
+    let mut users = Vec::new();
+    for (pid, path) in process_directories(Path::new(PROC_PATH)).unwrap_or_default() {
         if is_wanted(&path) {
             let command = fs::read(path.join("comm")).unwrap_or_default();
-            users.insert(pid, String::from_utf8_lossy(command.trim_ascii_end()).into_owned());
+            let command = String::from_utf8_lossy(command.trim_ascii_end()).into_owned();
+            users.push(MountUser { pid, command });
         }
     }
-    users.into_iter().map(|(pid, command)| MountUser { pid, command }).collect()
+    users
+}
+
+/// All processes below `proc`, by their ids, each with its directory.
+fn process_directories(proc: &Path) -> io::Result<BTreeMap<u32, PathBuf>> {
+    let entries = fs::read_dir(proc)?.collect::<io::Result<Vec<_>>>()?;
+    let processes =
+        entries.iter().filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path())));
+    Ok(processes.collect())
 }
 
 /// All mounts that this process can see, oldest first.
@@ -166,67 +173,6 @@ pub fn all() -> Result<Vec<MountEntry>> {
     let table =
         fs::read(MOUNT_TABLE_PATH).map_err(|e| Error::disk(format!("cannot read {MOUNT_TABLE_PATH}"), e))?;
     Ok(entries(&table).collect())
-}
-
-/// Whether a mount has this `source` in any mount namespace. Those of processes that this one may not look into are not seen.
-///
-/// # Errors
-/// As [`list`].
-pub(crate) fn is_shown_anywhere(source: &Path) -> Result<bool> {
-    is_mounted_anywhere(|mounted| Path::new(&mounted.source) == source)
-}
-
-/// Whether `directory` is bound anywhere, in any mount namespace. Those of processes that this one may not look into are not seen.
-///
-/// # Errors
-/// As [`list`].
-pub fn is_bound_anywhere(directory: &Path) -> Result<bool> {
-    let shown = shown_at(&all()?, directory);
-    is_mounted_anywhere(|mounted| Some((mounted.device, mounted.root.clone())) == shown)
-}
-
-/// Whether the file system at `mountpoint` is mounted at another path, too, in any mount namespace; false where nothing is mounted.
-/// Copies of the whole mount table, such as those of services, have it at the same path.
-///
-/// # Errors
-/// As [`list`].
-pub fn is_mounted_elsewhere(mountpoint: &Path) -> Result<bool> {
-    let Some(own) = at(mountpoint)? else { return Ok(false) };
-    is_mounted_anywhere(|mounted| mounted.device == own.device && mounted.mountpoint != mountpoint)
-}
-
-/// Whether this process sees those of the whole machine, and their mounts: not so in a container with process ids of its own.
-pub fn sees_all_namespaces() -> bool {
-    let namespace = fs::read_link("/proc/self/ns/pid");
-    namespace.is_ok_and(|namespace| namespace == Path::new(FIRST_PROCESS_NAMESPACE))
-        && rustix::process::geteuid().is_root()
-}
-
-/// The device of `directory`, a path without links, and its path from the root of its file system on.
-fn shown_at(table: &[MountEntry], directory: &Path) -> Option<((u32, u32), PathBuf)> {
-    // Of several at one place the last is seen.
-    let on = table.iter().filter(|mounted| directory.starts_with(&mounted.mountpoint));
-    let on = on.max_by_key(|mounted| mounted.mountpoint.components().count())?;
-    Some((on.device, on.root.join(directory.strip_prefix(&on.mountpoint).ok()?)))
-}
-
-fn is_mounted_anywhere(is_it: impl Fn(&MountEntry) -> bool) -> Result<bool> {
-    if all()?.iter().any(&is_it) {
-        return Ok(true);
-    }
-    let mut seen = BTreeSet::new();
-    let shown = processes(|process| {
-        let link = |name| fs::read_link(process.join(name));
-        // A process sees of its namespace what is below its root.
-        let (Ok(namespace), Ok(root)) = (link("ns/mnt"), link("root")) else { return false };
-        let view = (namespace, root);
-        // A process that ends meanwhile tells nothing, another one with its view may.
-        let new = if seen.contains(&view) { None } else { fs::read(process.join("mountinfo")).ok() };
-        let Some(table) = new else { return false };
-        seen.insert(view);
-        entries(&table).any(|mounted| is_it(&mounted))
-    });
-    Ok(!shown.is_empty())
 }
 
 fn entries(table: &[u8]) -> impl Iterator<Item = MountEntry> {
@@ -353,18 +299,6 @@ mod tests {
         assert_eq!(ids(stack(entries(table).skip(2).collect())), [10]);
         let torn = entries(table).filter(|mounted| mounted.id != 20).collect();
         assert_eq!(ids(stack(torn)).len(), 2);
-    }
-
-    #[test]
-    fn shown_at_a_path_below_a_bind_is_the_path_on_its_disk() {
-        let table: Vec<_> = entries(
-            b"1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 8:2 /data /var/lib rw - ext4 /dev/b rw\n3 1 8:3 / /var/lib/x rw - ext4 /dev/c rw",
-        )
-        .collect();
-        let at = |path: &str| shown_at(&table, Path::new(path)).expect("there is a root");
-        assert_eq!(at("/var/lib/volumes"), ((8, 2), PathBuf::from("/data/volumes")));
-        assert_eq!(at("/var/library"), ((8, 1), PathBuf::from("/var/library")));
-        assert_eq!(at("/var/lib/x/y"), ((8, 3), PathBuf::from("/y")));
     }
 
     #[test]

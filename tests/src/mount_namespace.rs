@@ -11,7 +11,7 @@ use crate::tools::{program, target};
 const SETUP: &str = r#"
 set -e
 # Copies of other tests' mounts would keep those alive. One that such a test has just removed is no failure.
-umount --all --lazy --types fuse.bdnfs 2>/dev/null || true
+umount --all --lazy --types fuse.bdnfs,erofs 2>/dev/null || true
 mount -t tmpfs tmpfs "$1"
 for directory in /etc /usr/local/bin /usr/sbin; do
     mkdir -p "$1/upper$directory" "$1/work$directory"
