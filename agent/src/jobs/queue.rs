@@ -217,7 +217,10 @@ impl JobQueue {
         if is_saving && end.is_none() {
             job.note("its commands have ended, and its checkpoints are being saved; stop it with --now to leave that");
         } else {
-            job.stop(now);
+            if job.stop(now) {
+                // Written with the record, before who asked is answered: the next agent may find that the job has ended.
+                job.note(if now { "it is asked to stop at once" } else { "it is asked to stop" });
+            }
             // In any case: the record of a stop that was requested before may not have been written.
             let (services, job) = (Arc::clone(&self.services), Arc::clone(&job));
             blocking(move || services.write_record(&job)).await?;

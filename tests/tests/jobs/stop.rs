@@ -109,6 +109,24 @@ fn job_stop_while_its_supervisor_is_stopped_stops_it() {
 }
 
 #[test]
+fn job_stop_whose_agent_is_killed_after_its_answer_is_an_event() {
+    let machine = Machine::new();
+    for (stop, event) in [("stop", "it is asked to stop"), ("stop?now=true", "it is asked to stop at once")] {
+        let agent = machine.agent("");
+        let file = spec(&machine, "job.toml", &toml(&[], &["sleep 1000"]));
+        let id = submitted(&machine, &[text(&file)]);
+        machine.run(&["wait", &id, "--timeout", "60s"]).succeeds();
+        assert_eq!(agent.ask("POST", &format!("/v1/jobs/{id}/{stop}"), "").code, 200);
+        agent.crash();
+        let agent = machine.agent("");
+        let job = || -> Value { agent.get(&format!("/v1/jobs/{id}")).json() };
+        eventually("it has stopped", || job()["state"] == "TRAINING_JOB_STOPPED");
+        assert!(job()["events"].as_array().unwrap().iter().any(|said| said["text"] == event), "{}", job());
+        agent.stop();
+    }
+}
+
+#[test]
 fn job_stop_without_grace_is_without_grace_for_the_next_agent() {
     let machine = Machine::new();
     let agent = machine.agent("");
@@ -118,6 +136,9 @@ fn job_stop_without_grace_is_without_grace_for_the_next_agent() {
     let id = submitted(&machine, &["--grace", "1000", text(&file)]);
     eventually("it runs", || flags.join("runs").exists());
     assert_eq!(agent.ask("POST", &format!("/v1/jobs/{id}/stop"), "").code, 200);
+    // Events of what follows the answer are written in the background.
+    let written = machine.cache().join(format!("jobs/{id}/events.jsonl"));
+    eventually("it was asked", || fs::read_to_string(&written).unwrap().contains("asked to end"));
     agent.crash();
     let path = machine.cache().join(format!("state/jobs/{id}.json"));
     let record = || -> Value { serde_json::from_slice(&fs::read(&path).unwrap()).unwrap() };
