@@ -241,6 +241,35 @@ fn secret_sent_before_the_mount_or_with_a_second_publication_is_used() {
 }
 
 #[test]
+fn lazy_publication_with_a_wrong_secret_is_refused_beside_one_that_reads_on() {
+    let env = TestEnv::new();
+    let bytes = ["a", "b"].map(|name| env.put(name, 2 * MIB));
+    let agent = env.machine.agent(&config(&env.machine));
+    let (mut right, target) = with_secret(&env, &Keys::sample());
+    right["staging"] = json!("lazy");
+    let (wrong, other_target) = {
+        let (mut wrong, other) = (right.clone(), targets(&env.machine).join("other"));
+        wrong["secrets"] = json!({"token": secret(&Keys { secret: "wrong".to_owned(), ..Keys::sample() })});
+        wrong["target"] = json!(other);
+        (wrong, other)
+    };
+    let refused = || {
+        let told = put(&agent, "other", &wrong, 50);
+        assert_eq!((told.code, told.json()["kind"].as_str()), (403, Some("refused")), "{}", told.body);
+        assert!(!other_target.exists());
+        told.body
+    };
+    let alone = refused();
+    publish(&agent, "pod", &right);
+    assert_same(&bytes[0], &fs::read(target.join("a")).unwrap(), "before");
+    assert_eq!(refused(), alone);
+    assert_same(&bytes[1], &fs::read(target.join("b")).unwrap(), "after");
+    assert_eq!(bases(&env.machine).len(), 1);
+    unpublish(&agent, "pod");
+    assert_nothing_left(&env);
+}
+
+#[test]
 fn agent_without_its_fdstore_binds_publications_again() {
     let env = TestEnv::new();
     let bytes = env.put("file", 2 * MIB);
