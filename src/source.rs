@@ -13,6 +13,7 @@ mod credentials;
 mod diagnostic;
 mod endpoint;
 pub(crate) mod fields;
+mod file_uri;
 mod glob;
 mod hub_uri;
 mod identity;

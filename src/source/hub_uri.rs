@@ -199,8 +199,12 @@ pub(super) fn write(
         return below(f, format_args!("hf://{kind}/{id}"), path);
     };
     let mut shown = revision.replace('%', "%25");
-    if special(revision).is_none_or(|(_, path)| !path.is_empty()) {
+    if special(revision).is_none_or(|(whole, _)| whole != revision) {
         shown = shown.replace('/', "%2F");
+    }
+    // A branch `refs` with a path that looks like the rest of one of the Hub's own revisions.
+    if revision == "refs" && special(&format!("{revision}/{path}")).is_some() {
+        shown = "%72efs".into();
     }
     below(f, format_args!("hf://{kind}/{id}@{shown}"), path)
 }
@@ -266,6 +270,11 @@ mod tests {
             ("https://huggingface.co/o/m/blob/refs%2Fpr%2F3/x", "hf://models/o/m@refs/pr/3/x"),
             ("hf://o/m@a%2541", "hf://models/o/m@a%2541"),
             ("hf://o/m@refs/pr/x/y", "hf://models/o/m@refs/pr/x/y"),
+            ("hf://o/m@main/", "hf://models/o/m@main"),
+            ("hf://o/m@main%2F", "hf://models/o/m@main%2F"),
+            ("hf://o/m@refs%2Fpr%2F3%2F", "hf://models/o/m@refs%2Fpr%2F3%2F"),
+            ("hf://o/m@refs%2Fpr/3", "hf://models/o/m@refs%2Fpr/3"),
+            ("hf://o/m@%72efs/pr/3", "hf://models/o/m@%72efs/pr/3"),
             ("hf://gpt2@main/", "hf://models/gpt2@main"),
             ("hf://gpt2@refs/pr/3", "hf://models/gpt2@refs/pr/3"),
         ] {

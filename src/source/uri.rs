@@ -9,9 +9,9 @@ use std::str::FromStr;
 
 use url::Url;
 
-use super::access_point;
 use super::hub_uri::{self, HubKind, HubRepository};
 use super::uri_format::{below, invalid, is_scheme, parts, schemes, wrong};
+use super::{access_point, file_uri};
 use crate::checkpoint::{self, CheckpointSelector};
 use crate::error::{Error, Kind, Result};
 
@@ -116,9 +116,10 @@ impl FromStr for Uri {
         if text.chars().any(char::is_control) {
             return Err(invalid("the source contains a control character"));
         }
-        let Some((scheme, rest)) = text.split_once("://") else {
-            return plain(text);
-        };
+        if file_uri::is_path(text) {
+            return Ok(Self::File(text.into()));
+        }
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| no_scheme(text))?;
         if !is_scheme(scheme) {
             return Err(unknown(scheme));
         }
@@ -132,7 +133,7 @@ impl FromStr for Uri {
             return Err(wrong(scheme, what));
         }
         match scheme {
-            "file" => file(text),
+            "file" => file_uri::parse(rest).map(Self::File),
             "http" | "https" => http(scheme, text),
             "hf" => Ok(hub_uri::parse(rest)?.into()),
             checkpoint::SCHEME => rest.parse().map(Self::Bt).map_err(|e: Error| wrong(scheme, e)),
@@ -177,10 +178,7 @@ impl fmt::Display for Uri {
     /// The canonical form, for people: it parses to the same URI again, except that a query is only hinted at.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::File(path) => match Url::from_file_path(path) {
-                Ok(url) => url.fmt(f),
-                Err(()) => path.display().fmt(f),
-            },
+            Self::File(path) => file_uri::write(f, path),
             Self::Http(url) => {
                 let mut shown = url.clone();
                 shown.set_query(url.query().map(|_| "***"));
@@ -205,27 +203,12 @@ impl fmt::Debug for Uri {
     }
 }
 
-/// Parses a text without a scheme, which is a path if it begins like one.
-fn plain(text: &str) -> Result<Uri> {
-    if !text.is_empty() && matches!(text.split('/').next(), Some("" | "." | "..")) {
-        return Ok(Uri::File(text.into()));
-    }
-    // The text may be a URI that lacks its scheme and holds a password.
+/// The error for a text that has no scheme and is no path.
+fn no_scheme(text: &str) -> Error {
+    // It may be a URI that lacks its scheme and holds a password.
     let quoted = if text.contains('@') { "the source".into() } else { format!("the source {text:?}") };
     let schemes = schemes();
-    Err(invalid(format!("{quoted} has no scheme; write ./directory for a local one, or one of {schemes}")))
-}
-
-fn file(text: &str) -> Result<Uri> {
-    // Url would drop these without a word, though a file's name may hold them.
-    if let Some(c) = text.chars().find(|c| matches!(c, '?' | '#')) {
-        return Err(wrong("file", format!("{c:?} is written as %{:02X}", u32::from(c))));
-    }
-    let path = Url::parse(text).ok().and_then(|url| url.to_file_path().ok());
-    if path.as_ref().is_some_and(|path| path.as_os_str().as_encoded_bytes().contains(&0)) {
-        return Err(wrong("file", "no path has a NUL character"));
-    }
-    path.map(Uri::File).ok_or_else(|| wrong("file", "a local path begins with a third slash"))
+    invalid(format!("{quoted} has no scheme; write ./directory for a local one, or one of {schemes}"))
 }
 
 fn http(scheme: &str, text: &str) -> Result<Uri> {

@@ -24,6 +24,35 @@ fn mirror_add_to_a_directory_of_its_source_is_refused_unless_ignored() {
 }
 
 #[test]
+fn local_source_and_mirror_with_dots_behind_a_link_are_those_that_are_shown() {
+    let machine = Machine::new();
+    let (near, far) = (machine.directory("near"), machine.directory("far"));
+    write_file(&machine.directory("far/model"), "far", 1000);
+    write_file(&machine.directory("near/model"), "near", 1000);
+    fs::create_dir(far.join("deep")).unwrap();
+    symlink(far.join("deep"), near.join("link")).unwrap();
+    let below = |name: &str| format!("file://{}/link/../{name}", near.display());
+    for source in [below("model"), below("model").replace("file://", "")] {
+        machine.run(&["mirror", "add", &source, "--mirror", &below("mirror")]).succeeds();
+    }
+    assert!(far.join("mirror").is_dir() && !near.join("mirror").exists());
+    let listed = machine.run(&["mirror", "ls", "--json", "--mirror", &below("mirror")]).succeeds();
+    let shown = |text: &str| text.split('"').find(|part| part.contains("/model")).unwrap().to_owned();
+    assert_eq!(shown(&listed), below("model"));
+    let files = machine.run(&["ls", &shown(&listed)]).succeeds();
+    assert!(files.contains("  far\n"), "{files}");
+    for named in [shown(&listed), below("model").replace("file://", "")] {
+        machine.run(&["mirror", "show", &named, "--mirror", &below("mirror")]).succeeds();
+    }
+    let point = machine.directory("mnt");
+    machine.try_mount(below("model"), &point, &["--mirror", &below("mirror"), "--wait"]).succeeds();
+    assert!(point.join("far").is_file());
+    let real = format!("file://{}", fs::canonicalize(far.join("model")).unwrap().display());
+    let cached = machine.run(&["cache", "summarize", "--cache-dir", machine.cache().to_str().unwrap()]);
+    assert!([below("model"), real].iter().any(|uri| cached.out.contains(uri)), "{}", cached.out);
+}
+
+#[test]
 fn file_in_place_of_a_mirror_is_refused_and_a_missing_one_is_passed_over() {
     let machine = Machine::new();
     let source = machine.directory("source");
