@@ -76,14 +76,18 @@ pub(super) fn http_error(error: Error) -> HttpError {
 /// Extracts the engine's error from the layers that `object_store` put around it.
 pub(crate) fn engine_error(error: object_store::Error) -> Error {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    let mut why = innermost(&error);
     while let Some(layer) = cause {
         if let Some(ours) = layer.downcast_ref::<Error>() {
             return ours.share();
         }
+        // The parser's own message may quote what it read.
+        if let Some(parser) = layer.downcast_ref::<serde_json::Error>() {
+            why = format!("it is not the expected JSON (line {}, column {})", parser.line(), parser.column());
+        }
         cause = layer.source();
     }
-    let text = format!("the service's response is not what was asked for: {}", innermost(&error));
-    Error::new(Kind::Unsupported, text)
+    Error::new(Kind::Unsupported, format!("the service's response is not what was asked for: {why}"))
 }
 
 /// Wraps an error so that [`engine_error`] finds it again.

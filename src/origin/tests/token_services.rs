@@ -278,3 +278,28 @@ async fn sts_answer_that_is_malformed_is_refused_without_showing_it() {
         assert_eq!((error.kind(), error.to_string()), (Kind::Refused, said));
     }
 }
+
+#[tokio::test]
+async fn token_answer_of_another_form_is_refused_without_showing_it() {
+    let named = Named::new().await;
+    let application = named.access(r#"{"tenant_id": "tenant", "client_id": "c", "client_secret": "secret"}"#);
+    std::fs::write(named.path("token"), "token").expect("written");
+    let pod = Some((format!("{}/pod", named.server.url), named.path("token")));
+    let aws = Some(AwsAmbient { pod, ..AwsAmbient::default() });
+    let machine = Access { aws, ..Access::default() };
+    for answer in [
+        r#""hush""#,
+        r#"{"access_token": {"hush": 1}, "expires_in": 1}"#,
+        r#"{"access_token": "x", "expires_in": "hush"}"#,
+        r#"{"AccessKeyId": "x", "SecretAccessKey": "x", "Token": "x", "Expiration": "hush"}"#,
+    ] {
+        named.server.rule(move |_| Some(answer.into_response()));
+        for (uri, access) in [("azure://account/b/model", &application), ("s3://b/model", &machine)] {
+            let error = open(uri, access).await.expect_err("no key");
+            let said = "cannot get the credentials: the service's response is not what was asked for: it is not the \
+                        expected JSON (line 1, column ";
+            let text = format!("{error} {error:?}");
+            assert!(text.contains(said) && !text.contains("hush"), "{text}");
+        }
+    }
+}
