@@ -88,6 +88,7 @@ fn invalid_configuration_is_refused_with_its_line() {
             1,
             "unsupported tag !!python/name; only !!str can be used, for text",
         ),
+        (Format::Yaml, "a: !a%0Ab c\n", 1, "unsupported tag !a\\nb; only !!str can be used, for text"),
         (Format::Yaml, "a: !x {b: c}\n", 1, "unsupported tag !x; only !!str can be used, for text"),
         (Format::Yaml, "a: b\r\nc: \"\u{7}\"\n", 2, "control character U+0007; delete it"),
         (Format::Yaml, "a: b\0\nc: d", 1, "control character U+0000; delete it"),

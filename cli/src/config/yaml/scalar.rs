@@ -20,7 +20,8 @@ pub(super) fn value(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Result
 
 pub(super) fn unsupported(tag: &Tag) -> String {
     let name = if tag.is_yaml_core_schema() { format!("!!{}", tag.suffix) } else { tag.to_string() };
-    format!("unsupported tag {name}; only !!str can be used, for text")
+    // What its %xx stand for may be a line break.
+    format!("unsupported tag {}; only !!str can be used, for text", name.escape_debug())
 }
 
 fn plain(text: &str) -> Result<Value, String> {
