@@ -83,20 +83,29 @@ const EXAMPLES: &str = "Examples:
 
 /// Runs the subcommand.
 pub fn run(args: &CacheCommandArgs) -> Result<()> {
-    let cache = CacheAccess::open(&CacheArgs::directory(args.cache_dir.clone()))?;
+    let cache = CacheArgs::directory(args.cache_dir.clone());
+    let pin = |snapshots: &SnapshotArgs, pin: bool| {
+        let selection = snapshots.selection();
+        let ask = async |agent: &Client| agent.pin(&selection, pin).await;
+        on_cache(&cache, ask, |node| inventory::pin(node, &selection, pin))
+    };
     match &args.command {
-        CacheCommand::Summarize => print_report(args.json, &cache.summarize()?, format_summary),
+        CacheCommand::Summarize => {
+            let ask = async |agent: &Client| agent.cache().await;
+            let summary = on_cache(&cache, ask, |node| inventory::summarize(node, |_, _| Vec::new()))?;
+            print_report(args.json, &summary, format_summary)
+        }
         CacheCommand::Evict(snapshots) => {
-            print_report(args.json, &cache.evict(&snapshots.selection())?, format_evicted)
+            let selection = snapshots.selection();
+            let ask = async |agent: &Client| agent.evict(&selection).await;
+            let evicted = on_cache(&cache, ask, |node| inventory::evict(node, &selection))?;
+            print_report(args.json, &evicted, format_evicted)
         }
-        CacheCommand::Pin(snapshots) => {
-            print_report(args.json, &cache.pin(&snapshots.selection(), true)?, format_pinned)
-        }
-        CacheCommand::Unpin(snapshots) => {
-            print_report(args.json, &cache.pin(&snapshots.selection(), false)?, format_unpinned)
-        }
+        CacheCommand::Pin(snapshots) => print_report(args.json, &pin(snapshots, true)?, format_pinned),
+        CacheCommand::Unpin(snapshots) => print_report(args.json, &pin(snapshots, false)?, format_unpinned),
         CacheCommand::Verify => {
-            let report = cache.verify()?;
+            let ask = async |agent: &Client| agent.verify().await;
+            let report = on_cache(&cache, ask, |node| inventory::verify(node, &AtomicBool::new(false)))?;
             print_report(args.json, &report, format_verified)?;
             match format_damage(&report) {
                 None => Ok(()),
@@ -108,7 +117,10 @@ pub fn run(args: &CacheCommandArgs) -> Result<()> {
 
 /// Access to a cache: through the agent that owns it, or directly where none does.
 enum CacheAccess {
-    Agent(Client),
+    /// The agent of this node.
+    NodeAgent(Client),
+    /// The agent of the cache that is named, which may end with its last mount.
+    Owner(Client),
     Direct {
         node: Box<NodeCache>,
         /// Prevents evictions other than those requested.
@@ -120,14 +132,14 @@ impl CacheAccess {
     fn open(args: &CacheArgs) -> Result<Self> {
         let agent = socket::well_known().filter(|_| !args.has_directory()).map(Client::new);
         if let Some(agent) = agent.filter(Client::is_served) {
-            return Ok(Self::Agent(agent));
+            return Ok(Self::NodeAgent(agent));
         }
         let cache = args.open_existing()?;
         let start = Instant::now();
         loop {
             let agent = Client::new(socket::of_cache(&cache.dir));
             if agent.is_served() {
-                return Ok(Self::Agent(agent));
+                return Ok(Self::Owner(agent));
             }
             CacheClaim::ensure_unclaimed(&cache.dir)?;
             let config = cache.engine_config()?;
@@ -141,38 +153,28 @@ impl CacheAccess {
             }
         }
     }
-
-    fn summarize(&self) -> Result<CacheSummary> {
-        match self {
-            Self::Agent(client) => request(client.cache()),
-            Self::Direct { node, .. } => Ok(inventory::summarize(node, |_, _| Vec::new())?),
-        }
-    }
-
-    fn evict(&self, selection: &SnapshotSelection) -> Result<EvictReport> {
-        match self {
-            Self::Agent(client) => request(client.evict(selection)),
-            Self::Direct { node, .. } => Ok(inventory::evict(node, selection)?),
-        }
-    }
-
-    fn pin(&self, selection: &SnapshotSelection, pin: bool) -> Result<PinReport> {
-        match self {
-            Self::Agent(client) => request(client.pin(selection, pin)),
-            Self::Direct { node, .. } => Ok(inventory::pin(node, selection, pin)?),
-        }
-    }
-
-    fn verify(&self) -> Result<VerifyReport> {
-        match self {
-            Self::Agent(client) => request(client.verify()),
-            Self::Direct { node, .. } => Ok(inventory::verify(node, &AtomicBool::new(false))?),
-        }
-    }
 }
 
-fn request<T>(answer: impl Future<Output = Result<T, ClientError>>) -> Result<T> {
-    runtime::block_on(async { Ok(answer.await?) })
+/// Asks the agent that owns the cache, or does the `work` where none does. One that ends while it is asked is none.
+fn on_cache<T>(
+    args: &CacheArgs,
+    ask: impl AsyncFn(&Client) -> Result<T, ClientError>,
+    work: impl Fn(&NodeCache) -> bdnfs::error::Result<T>,
+) -> Result<T> {
+    let start = Instant::now();
+    loop {
+        let (agent, may_end) = match CacheAccess::open(args)? {
+            CacheAccess::Direct { node, .. } => return Ok(work(&node)?),
+            CacheAccess::NodeAgent(agent) => (agent, false),
+            CacheAccess::Owner(agent) => (agent, true),
+        };
+        match runtime::block_on(async { Ok(ask(&agent).await) })? {
+            Err(error) if may_end && error.is_gone() && start.elapsed() < OWNER_TIMEOUT => {
+                sleep(OWNER_RETRY_INTERVAL);
+            }
+            answer => return Ok(answer?),
+        }
+    }
 }
 
 fn print_report<T: Serialize>(json: bool, value: &T, format: impl FnOnce(&T) -> String) -> Result<()> {

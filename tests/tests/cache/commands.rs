@@ -2,7 +2,9 @@
 
 use std::fs::{self, File, FileTimes};
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, SystemTime};
 
 use bdnfs_tests::MIB;
@@ -39,6 +41,33 @@ fn blobs(machine: &Machine) -> Vec<PathBuf> {
         }
     }
     found
+}
+
+#[test]
+fn cache_command_whose_agent_ends_while_it_is_asked_works_without_one() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    write_file(&source, "x", MIB);
+    let point = machine.mount_with(&source, "mnt", &["--wait"]);
+    machine.umount(&point);
+    eventually("the agent ends with its last mount", || machine.agent_pids().is_empty());
+    let socket = machine.cache().join("control.sock");
+    for (command, said) in [("summarize", text(&source)), ("verify", "1 blob verified")] {
+        // An agent that still listens, and has ended before it answers.
+        let listener = UnixListener::bind(&socket).unwrap();
+        let ending = thread::spawn({
+            let socket = socket.clone();
+            move || {
+                drop(listener.accept().unwrap());
+                let asked = listener.accept().unwrap();
+                fs::remove_file(socket).unwrap();
+                drop((asked, listener));
+            }
+        });
+        let output = cache(&machine, &[command]).succeeds();
+        assert!(output.contains(said), "{output}");
+        ending.join().unwrap();
+    }
 }
 
 #[test]
