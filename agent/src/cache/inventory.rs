@@ -156,16 +156,21 @@ fn choose(
 /// Selects snapshots as a user names them: by source, or by the first digits of their ids.
 struct SnapshotSelector {
     text: String,
-    source: Option<String>,
+    /// The names of the source: a local one is recorded as it was written, or by its real path.
+    sources: Vec<String>,
 }
 
 impl SnapshotSelector {
+    /// Touches the local disk.
     fn new(text: &str) -> Self {
-        let uri = match text.parse::<Uri>() {
-            Ok(Uri::File(path)) => Some(Uri::File(std::path::absolute(&path).unwrap_or(path))),
-            other => other.ok(),
+        let uris = match text.parse::<Uri>() {
+            Ok(Uri::File(path)) => {
+                let real = path.canonicalize().ok();
+                [std::path::absolute(&path).ok(), real].into_iter().flatten().map(Uri::File).collect()
+            }
+            other => Vec::from_iter(other),
         };
-        Self { text: text.to_owned(), source: uri.map(|uri| uri.to_string()) }
+        Self { text: text.to_owned(), sources: uris.iter().map(Uri::to_string).collect() }
     }
 
     /// Whether the selector names the snapshot `id` of `source`. A source without a revision means all of them.
@@ -173,11 +178,10 @@ impl SnapshotSelector {
         if self.text.len() >= MIN_ID_PREFIX_LEN && id.starts_with(&self.text) {
             return true;
         }
-        let rest = self.source.as_ref().and_then(|own| source.strip_prefix(own.as_str()));
         // A revision; an endpoint; the hash of a query.
-        rest.is_some_and(|rest| {
-            rest.is_empty() || ["@", " at ", "#"].iter().any(|next| rest.starts_with(next))
-        })
+        let is_rest =
+            |rest: &str| rest.is_empty() || ["@", " at ", "#"].iter().any(|next| rest.starts_with(next));
+        self.sources.iter().any(|own| source.strip_prefix(own.as_str()).is_some_and(is_rest))
     }
 }
 

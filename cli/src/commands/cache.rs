@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 use bdnfs::cache::eviction::EvictionPause;
 use bdnfs::cache::node::NodeCache;
 use bdnfs::error::Kind;
+use bdnfs::source::Uri;
 use bdnfs_agent::api::cache::{CacheSummary, EvictReport, PinReport, SnapshotSelection, VerifyReport};
 use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::socket;
@@ -20,6 +21,7 @@ use serde::Serialize;
 use crate::cache::CacheArgs;
 use crate::output::{print, short_id};
 use crate::runtime;
+use crate::source::Source;
 use crate::text;
 
 /// How long to wait for an agent that owns the cache and does not answer, because it starts or exits.
@@ -71,7 +73,16 @@ struct SnapshotArgs {
 
 impl SnapshotArgs {
     fn selection(&self) -> SnapshotSelection {
-        SnapshotSelection { which: self.sources.clone(), all: self.all, tenant: self.tenant.clone() }
+        let which = self.sources.iter().map(|name| absolute_name(name)).collect();
+        SnapshotSelection { which, all: self.all, tenant: self.tenant.clone() }
+    }
+}
+
+/// The name of a snapshot for the agent, which has another working directory.
+fn absolute_name(name: &str) -> String {
+    match name.parse::<Source>() {
+        Ok(source) if matches!(source.uri(), Uri::File(_)) => source.uri().to_string(),
+        _ => name.to_owned(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The cache commands: summarize, evict, verify, pin; quotas, and admission.
 
 use std::fs::{self, File, FileTimes};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -67,6 +67,21 @@ fn cache_command_whose_agent_ends_while_it_is_asked_works_without_one() {
         let output = cache(&machine, &[command]).succeeds();
         assert!(output.contains(said), "{output}");
         ending.join().unwrap();
+    }
+}
+
+#[test]
+fn cache_pin_of_a_local_source_finds_it_by_every_path_that_leads_to_it() {
+    let machine = Machine::new();
+    let (source, near) = (machine.directory("far/source"), machine.directory("near"));
+    write_file(&source, "x", 1000);
+    symlink(&source, near.join("link")).unwrap();
+    machine.mount_with(near.join("link"), "mnt", &["--wait"]);
+    for name in [text(&source), text(&near.join("link/../source")), text(&near.join("link")), "./link"] {
+        let mut command = machine.command(&["cache", "pin", name, "--cache-dir", text(machine.cache())]);
+        command.current_dir(&near);
+        let output = machine.run_command(command).succeeds();
+        assert!(output.contains("1 snapshot pinned"), "{name}: {output}");
     }
 }
 
