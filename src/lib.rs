@@ -156,7 +156,7 @@ pub mod stage;
 pub mod staging;
 pub mod task;
 pub mod tier;
-mod timeout;
+pub mod timeout;
 pub mod tree_merge;
 pub mod volume;
 pub mod weights;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
+use bdnfs::timeout::within;
 use bdnfs_agent::api::AgentStatus;
 use bdnfs_agent::api::client::{Client, ClientError};
 use bdnfs_agent::api::socket;
@@ -46,10 +47,10 @@ pub async fn query(sockets: Vec<PathBuf>) -> Result<BTreeMap<PathBuf, Result<Age
 
 /// Queries the status of the agent at `socket`; `None` where there is none.
 async fn query_one(socket: PathBuf) -> Option<(PathBuf, Result<AgentStatus, String>)> {
-    let answer = match tokio::time::timeout(QUERY_TIMEOUT, Client::new(&socket).status()).await {
-        Ok(Err(ClientError::NotRunning(_))) => return None,
-        Ok(answer) => answer.map_err(|error| text::line(&error.into())),
-        Err(_) => Err(unresponsive(&socket)),
+    let answer = match within(&mut QUERY_TIMEOUT.clone(), Client::new(&socket).status()).await {
+        Some(Err(ClientError::NotRunning(_))) => return None,
+        Some(answer) => answer.map_err(|error| text::line(&error.into())),
+        None => Err(unresponsive(&socket)),
     };
     Some((socket, answer))
 }
@@ -64,4 +65,29 @@ fn unresponsive(socket: &Path) -> String {
         socket.display(),
         QUERY_TIMEOUT.as_secs()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt;
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn query_by_a_command_that_was_stopped_for_a_while_gives_no_agent_up() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("control.sock");
+        let listener = UnixListener::bind(&path).expect("bound");
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a client");
+            assert_ne!(stream.read(&mut [0; 1000]).await.expect("a request"), 0);
+            // As when the command is stopped: nobody polls, and time goes by.
+            tokio::time::advance(Duration::from_secs(30)).await;
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        });
+        let (_, answer) = query_one(path).await.expect("an agent");
+        let error = answer.expect_err("it hangs up");
+        assert!(error.contains("ended before it responded"), "{error}");
+    }
 }

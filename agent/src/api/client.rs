@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bdnfs::error::Kind;
+use bdnfs::timeout::within;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::header::{CONTENT_TYPE, HOST};
@@ -117,16 +118,15 @@ impl Client {
     /// The status of the agent and its mounts.
     pub async fn status(&self) -> Result<AgentStatus, ClientError> {
         let late = || self.broken(io::Error::new(io::ErrorKind::TimedOut, "the agent does not respond"));
-        let answer = tokio::time::timeout(STATUS_TIMEOUT, self.read("/v1/status"));
-        answer.await.unwrap_or_else(|_| Err(late()))
+        within(&mut STATUS_TIMEOUT.clone(), self.read("/v1/status")).await.unwrap_or_else(|| Err(late()))
     }
 
     /// Whether the agent lives, and with `ready`, whether what was mounted before it started is back.
     pub async fn check_health(&self, ready: bool) -> Result<(), ClientError> {
         let late = || self.broken(io::Error::new(io::ErrorKind::TimedOut, "the agent does not respond"));
         let path = if ready { "/readyz" } else { "/healthz" };
-        let answer = tokio::time::timeout(HEALTH_TIMEOUT, self.read::<Health>(path)).await;
-        answer.unwrap_or_else(|_| Err(late())).map(drop)
+        let answer = within(&mut HEALTH_TIMEOUT.clone(), self.read::<Health>(path)).await;
+        answer.unwrap_or_else(|| Err(late())).map(drop)
     }
 
     /// The members of the agent's cluster.
@@ -148,8 +148,8 @@ impl Client {
         Q: Serialize,
         A: DeserializeOwned,
     {
-        let alive = tokio::time::timeout(LIVENESS_TIMEOUT, self.read::<Health>("/healthz"));
-        match alive.await.map_err(|_| ClientError::Unresponsive(self.socket.clone()))? {
+        let alive = within(&mut LIVENESS_TIMEOUT.clone(), self.read::<Health>("/healthz")).await;
+        match alive.ok_or_else(|| ClientError::Unresponsive(self.socket.clone()))? {
             Err(error) if error.is_gone() => return Err(error),
             // Any other answer says that it lives.
             _ => {}

@@ -203,6 +203,31 @@ mod tests {
         assert!(client.await_end(7).await.expect_err("gone").is_gone());
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn client_that_was_stopped_for_a_while_gives_no_agent_up() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("control.sock");
+        async fn late() -> Result<Json<()>, Failure> {
+            // As when the client is stopped: nobody polls, and time goes by.
+            tokio::time::advance(Duration::from_secs(30)).await;
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            Err(Failure::new(Kind::Refused, "late"))
+        }
+        let routes = ["/healthz", "/readyz", "/v1/status", "/v1/cluster"];
+        let routes = routes.into_iter().fold(Router::new(), |all, route| all.route(route, get(late)));
+        let socket = ControlSocket::bind(&path).expect("bound");
+        tokio::spawn(socket.serve(routes, std::future::pending()));
+        let client = Client::new(&path);
+        let answers = [
+            client.status().await.map(drop),
+            client.check_health(true).await,
+            client.cluster().await.map(drop),
+        ];
+        for answer in answers {
+            assert!(answer.as_ref().is_err_and(|error| error.is(Kind::Refused)), "{answer:?}");
+        }
+    }
+
     #[tokio::test]
     async fn client_of_an_agent_that_hangs_up_reports_disconnected() {
         let dir = tempfile::tempdir().expect("directory");
