@@ -6,8 +6,10 @@ use std::os::unix::fs::symlink;
 use bdnfs_tests::MIB;
 use bdnfs_tests::hub::{HubServer, RepositoryAccess};
 use bdnfs_tests::machine::Machine;
-use bdnfs_tests::s3::Keys;
+use bdnfs_tests::s3::{Keys, S3Server};
 use bdnfs_tests::tree::{assert_same, content, write_file};
+
+use tempfile::TempDir;
 
 use crate::credentials::{GuardedBucket, TOKEN, json};
 
@@ -56,6 +58,35 @@ fn configuration_mounted_mounts_every_source() {
         machine.umount(&root.join("models/llama"));
         machine.umount(&root.join("data"));
     }
+}
+
+#[test]
+fn configuration_mounted_uses_the_mirror_that_was_filled_with_it() {
+    let (root, keys) = (TempDir::new().unwrap(), Keys::sample());
+    write_file(root.path(), "bucket/data/w", 1000);
+    fs::create_dir(root.path().join("mirror")).unwrap();
+    let s3 = S3Server::start(root.path(), Some(keys.clone()));
+    let machine = Machine::new()
+        .env("AWS_REGION", "us-east-1")
+        .env("AWS_ACCESS_KEY_ID", &keys.access)
+        .env("AWS_SECRET_ACCESS_KEY", &keys.secret);
+    let local = machine.directory("local");
+    write_file(&local, "x", 1000);
+    let config = machine.directory("files").join("w.toml");
+    let text = format!(
+        "[[weights]]\nsource = 'file://{}'\nmount_location = '/a'\n[[weights]]\nsource = 's3://bucket/data'\n\
+         mount_location = '/b'\n",
+        local.display()
+    );
+    fs::write(&config, text).unwrap();
+    let (endpoint, root) = (s3.server.url(), machine.directory("root"));
+    let options = ["--config", config.to_str().unwrap(), "--mirror", "s3://mirror", "--endpoint", &endpoint];
+    machine.run(&[&["mirror", "add"], &options[..]].concat()).succeeds();
+    let place = ["--root", root.to_str().unwrap(), "--cache-dir", machine.cache().to_str().unwrap()];
+    let mounted = machine.run(&[&["mount", "--wait"], &options[..], &place].concat());
+    assert!(!mounted.err.contains("note: "), "{}", mounted.err);
+    mounted.succeeds();
+    assert!(root.join("a/x").is_file() && root.join("b/w").is_file());
 }
 
 #[test]
