@@ -1,6 +1,6 @@
 //! The command line: its commands and global options.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use bdnfs_agent::fdstore::process as fdstore_process;
 use bdnfs_agent::jobs::supervisor;
 use bdnfs_agent::saver;
@@ -12,6 +12,7 @@ use crate::commands::{
     project, slurm, source, status, top, umount, wait,
 };
 use crate::log::{self, LogKind};
+use crate::output::STDOUT_CONTEXT;
 
 /// Mount model weights and datasets as read-only directories, from object storage, the Hugging Face Hub or the web.
 #[derive(Debug, Parser)]
@@ -88,8 +89,18 @@ const EXAMPLES: &str = "Examples:
   bdnfs umount /mnt/model";
 
 impl Cli {
+    /// Runs the command that the arguments of this process name, or prints the help or version that they ask for. Exits where they
+    /// are wrong.
+    pub fn run_arguments() -> Result<()> {
+        match Self::try_parse() {
+            Ok(cli) => cli.run(),
+            Err(usage) if usage.use_stderr() => usage.exit(),
+            Err(help) => help.print().context(STDOUT_CONTEXT),
+        }
+    }
+
     /// Runs the command.
-    pub fn run(self) -> Result<()> {
+    fn run(self) -> Result<()> {
         let kind = match &self.command {
             Command::Daemon(_) | Command::FdstoreProcess => LogKind::Detached,
             Command::Agent(_) | Command::Csi(_) | Command::Fdstore(_) => LogKind::Service,

@@ -22,8 +22,6 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 mod access;
 mod agents;
 mod args;
@@ -65,7 +63,7 @@ fn main() -> ExitCode {
     if let Some(name) = commands::mount_helper::invoked_name() {
         return commands::mount_helper::main(name);
     }
-    match args::Cli::parse().run() {
+    match args::Cli::run_arguments() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if text::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, IsTerminal, Write};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use bdnfs_agent::api::MountInfo;
 pub use bdnfs_agent::text::short_id;
 use serde::Serialize;
@@ -18,9 +18,12 @@ macro_rules! stderr_line {
 }
 pub(crate) use stderr_line;
 
+/// The context of an error of standard output.
+pub const STDOUT_CONTEXT: &str = "cannot write to standard output";
+
 /// Prints a text, which ends with a newline.
 pub fn print(text: &str) -> Result<()> {
-    Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
+    std::io::stdout().lock().write_all(text.as_bytes()).context(STDOUT_CONTEXT)
 }
 
 /// Prints a line.

@@ -1,7 +1,6 @@
 //! `bdnfs check`: checks a configuration file.
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
@@ -14,6 +13,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::config::{self, Document, Format};
+use crate::output::print;
 use crate::secrets::SecretsArgs;
 use crate::{secrets, text};
 
@@ -85,12 +85,7 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     let rules = Rules { bdnfs_schema: format == Format::Toml, lenient: args.lenient };
     let file = args.file.display().to_string();
     let report = CheckReport { file, ..check(format, &content, rules, &stores, env) };
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
-    } else {
-        out.write_all(format_report(&report).as_bytes())?;
-    }
+    print(&if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { format_report(&report) })?;
     let rejects = report.findings.iter().filter(|f| f.finding.verdict == Severity::Reject).count();
     if rejects > 0 {
         bail!("{} is invalid: {}", report.file, text::count(rejects as u64, "error"));

@@ -12,7 +12,7 @@ use rustix::fs::MemfdFlags;
 use serde::Serialize;
 
 use crate::access::option_name;
-use crate::output::stderr_line;
+use crate::output::{STDOUT_CONTEXT, stderr_line};
 use crate::runtime;
 use crate::source::SourceArgs;
 use crate::text;
@@ -63,9 +63,9 @@ pub fn run(args: &ListArgs) -> Result<()> {
     walk(&manifest, name, |line| print(&mut out, args.json, line))?;
     if !args.json {
         let (files, size) = (text::files(manifest.files()), text::size(manifest.bytes()));
-        writeln!(out, "total: {files}, {size} in {}", manifest.source())?;
+        writeln!(out, "total: {files}, {size} in {}", manifest.source()).context(STDOUT_CONTEXT)?;
     }
-    Ok(out.flush()?)
+    out.flush().context(STDOUT_CONTEXT)
 }
 
 async fn manifest(args: &ListArgs) -> Result<Manifest> {
@@ -145,16 +145,13 @@ fn walk(
 }
 
 fn print(out: &mut impl Write, json: bool, line: &LsFile) -> Result<()> {
-    if json {
-        writeln!(out, "{}", serde_json::to_string(line)?)?;
-        return Ok(());
-    }
-    write!(out, "{:>15}  {}  {}", line.size, text::minute(line.mtime), line.path)?;
-    match &line.target {
-        Some(target) => writeln!(out, " -> {target}")?,
-        None => writeln!(out)?,
-    }
-    Ok(())
+    let text = if json {
+        serde_json::to_string(line)?
+    } else {
+        let target = line.target.as_ref().map_or(String::new(), |target| format!(" -> {target}"));
+        format!("{:>15}  {}  {}{target}", line.size, text::minute(line.mtime), line.path)
+    };
+    writeln!(out, "{text}").context(STDOUT_CONTEXT)
 }
 
 #[cfg(test)]

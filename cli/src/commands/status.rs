@@ -2,7 +2,6 @@
 
 pub mod unsaved;
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
@@ -17,6 +16,7 @@ use bdnfs_fs::mounts::{self, MountEntry, MountUser};
 use serde::Serialize;
 
 use crate::agents;
+use crate::output::print;
 use crate::probe::{self, MountHealth};
 use crate::runtime;
 use crate::text;
@@ -84,12 +84,7 @@ pub fn run(args: &StatusArgs) -> Result<()> {
     // A missing cache has no mounts.
     let cache = args.cache_dir.as_ref().map(|dir| dir.canonicalize().unwrap_or_else(|_| dir.clone()));
     let report = runtime::block_on(query(cache))?;
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
-    } else {
-        out.write_all(format_report(&report).as_bytes())?;
-    }
+    print(&if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { format_report(&report) })?;
     let broken = report.mounts.iter().filter(|mount| mount.is_broken);
     let broken = broken.map(|mount| format!("{}: {}", mount.mountpoint.display(), mount.state));
     let faults: Vec<_> = report.unresponsive.iter().cloned().chain(broken).collect();

@@ -4,7 +4,7 @@ mod screen;
 mod terminal;
 mod view;
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use bdnfs_agent::signals;
 
+use crate::output;
 use crate::runtime;
 use crate::text;
 use terminal::Terminal;
@@ -78,14 +79,12 @@ async fn watch(args: &TopArgs, cache: Option<PathBuf>) -> Result<()> {
             ended = &mut end => return Ok(ended?),
             refreshed = refresh => refreshed?,
         }
-        let mut out = std::io::stdout().lock();
         if args.json {
-            writeln!(out, "{}", serde_json::to_string(&view.as_json())?)?;
+            output::print_json(&view.as_json())?;
         } else {
-            screen::lines(&view, screen::MAX_WIDTH).iter().try_for_each(|line| writeln!(out, "{line}"))?;
+            output::print_line(&screen::lines(&view, screen::MAX_WIDTH).join("\n"))?;
         }
         if args.once || !args.json {
-            drop(out);
             return view.check_answers();
         }
     }

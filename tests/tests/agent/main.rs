@@ -9,6 +9,7 @@ mod mounts_model;
 mod native;
 mod native_use;
 mod openapi;
+mod output;
 mod packaging;
 mod reader_kills;
 mod restart;

@@ -3,9 +3,11 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use bdnfs_agent::api::client::{Client, ClientError};
-use bdnfs_agent::api::job::{JobEvent, JobState, JobStatus, OutputStream, event_count, events_after};
+use bdnfs_agent::api::job::{
+    JobEvent, JobState, JobStatus, LogChunk, OutputStream, event_count, events_after,
+};
 
 use super::show;
 use crate::output;
@@ -36,10 +38,11 @@ pub async fn follow(client: &Client, id: u64, format: FollowFormat) -> Result<Jo
         let mut from = 0;
         loop {
             let last = ended.get();
-            match copy_output(client, id, &mut from, !last, format).await {
-                Ok(true) => {}
-                Ok(false) if last => return,
-                Ok(false) => {}
+            match next_output(client, id, &mut from, !last).await {
+                // A closed output is no reason to stop the job.
+                Ok(Some(piece)) => drop(write_output(&piece, format)),
+                Ok(None) if last => return,
+                Ok(None) => {}
                 // The events have the reason.
                 Err(_) if last => return,
                 Err(_) => tokio::time::sleep(FOLLOW_RETRY_INTERVAL).await,
@@ -100,30 +103,35 @@ fn print_event(event: &JobEvent, format: FollowFormat) -> Result<()> {
     Ok(())
 }
 
-/// Copies the next output of a job. Returns false when there is none now.
-pub async fn copy_output(
+/// Gets the next output of a job, which begins at `from`, and moves that to its end. `None` when there is none now.
+pub async fn next_output(
     client: &Client,
     id: u64,
     from: &mut u64,
     wait: bool,
-    format: FollowFormat,
-) -> Result<bool, ClientError> {
+) -> Result<Option<LogChunk>, ClientError> {
     let piece = client.log(id, *from, wait).await?;
     if piece.bytes.is_empty() {
-        return Ok(false);
+        return Ok(None);
     }
     if piece.from > *from {
         output::stderr_line!("note: {} bytes of output were dropped", piece.from - *from);
     }
     *from = piece.from + piece.bytes.len() as u64;
-    // A closed output is no reason to stop the job.
-    let _ = if format.json || piece.stream == OutputStream::Stderr {
-        std::io::stderr().lock().write_all(&piece.bytes)
-    } else {
-        let mut out = std::io::stdout().lock();
-        out.write_all(&piece.bytes).and_then(|()| out.flush())
-    };
-    Ok(true)
+    Ok(Some(piece))
+}
+
+/// Writes output of a job to the stream that it came on.
+///
+/// # Errors
+/// Where standard output can't be written to. Where standard error can't, nobody can be told.
+pub fn write_output(piece: &LogChunk, format: FollowFormat) -> Result<()> {
+    if format.json || piece.stream == OutputStream::Stderr {
+        let _ = std::io::stderr().lock().write_all(&piece.bytes);
+        return Ok(());
+    }
+    let mut out = std::io::stdout().lock();
+    out.write_all(&piece.bytes).and_then(|()| out.flush()).context(output::STDOUT_CONTEXT)
 }
 
 /// Fails unless the commands of the job ended in good order.

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::JobArgs;
-use super::follow::{FollowFormat, copy_output};
+use super::follow::{FollowFormat, next_output, write_output};
 
 /// The arguments of `bdnfs job logs`.
 #[derive(Debug, clap::Args)]
@@ -27,7 +27,9 @@ pub async fn run(args: JobLogsArgs) -> Result<()> {
     loop {
         // Asked before the output is copied, so that the last of it is copied too.
         let more = args.follow && !client.job(args.job.id).await?.state.is_last();
-        while copy_output(&client, args.job.id, &mut from, more, FollowFormat { json: false }).await? {}
+        while let Some(piece) = next_output(&client, args.job.id, &mut from, more).await? {
+            write_output(&piece, FollowFormat { json: false })?;
+        }
         if !more {
             return Ok(());
         }
