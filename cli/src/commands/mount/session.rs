@@ -161,7 +161,11 @@ impl MountSession {
         }
         self.finish(mounted).await?;
         for mounted in mounted {
-            self.client.await_end(mounted.id).await?;
+            match self.client.await_end(mounted.id).await {
+                // It was unmounted before the agent was asked, or the agent has ended with its last mount.
+                Err(error) if error.is(Kind::NotFound) || error.is_gone() && is_unmounted(mounted) => {}
+                answer => answer?,
+            }
         }
         Ok(())
     }
