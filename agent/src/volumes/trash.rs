@@ -1,6 +1,6 @@
 //! The trash: what is removed is renamed first, which takes no time, and then removed when the disk has nothing else to do.
 
-use std::fs::{self, DirBuilder, DirEntry};
+use std::fs::{self, DirBuilder, DirEntry, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -41,8 +41,10 @@ pub fn empty(trash: PathBuf) -> Option<JoinHandle<()>> {
     started.inspect_err(|error| tracing::warn!("cannot start a thread to empty the trash: {error}")).ok()
 }
 
-/// Removes what lies in the directory `trash`.
+/// Removes what lies in the directory `trash`. When it returns, the space of all that is free, also of what another thread or process
+/// was removing.
 fn remove_all(trash: &Path) {
+    let _lock = lock_trash(trash);
     let mut round = TrashPass { removed: true, ..TrashPass::default() };
     while round.removed {
         round = TrashPass { moved: round.moved, ..TrashPass::default() };
@@ -53,6 +55,14 @@ fn remove_all(trash: &Path) {
     if let Some((path, error)) = round.failed {
         tracing::warn!("cannot remove {}: {error}", path.display());
     }
+}
+
+/// Waits until nobody else empties the directory `trash`, and locks it: a file loses its name before its space is free, so what is no
+/// longer listed may still occupy the disk. `None` where there is no trash, or its file system has no such locks.
+fn lock_trash(trash: &Path) -> Option<File> {
+    let directory = File::open(trash).ok()?;
+    rustix::io::retry_on_intr(|| rustix::fs::flock(&directory, FlockOperation::LockExclusive)).ok()?;
+    Some(directory)
 }
 
 /// One look at all that lies in a trash. What is below a directory in it is moved up into it: a job may have made directories
@@ -153,6 +163,18 @@ mod tests {
         remove_all(&trash);
         assert_eq!(fs::read_dir(&trash).unwrap().count(), 0);
         assert!(home.path().join("other").exists());
+    }
+
+    #[test]
+    fn empty_waits_for_what_another_thread_is_removing() {
+        let home = tempfile::tempdir().unwrap();
+        // What the other one removes has lost its name.
+        let other = lock_trash(home.path()).expect("a lock");
+        let thread = empty(home.path().to_owned()).expect("a thread");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        assert!(!thread.is_finished(), "the space is not free yet");
+        drop(other);
+        thread.join().unwrap();
     }
 
     #[test]
