@@ -167,9 +167,20 @@ pub struct CommandsEnd {
     /// Their exit.
     #[serde(flatten)]
     pub exit: JobExit,
-    /// The files on the disk of its checkpoints that processes were writing when the supervisor ended these.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub cut: BTreeSet<FileId>,
+    /// The files that processes were writing when the supervisor ended these.
+    #[serde(flatten)]
+    pub cut: WrittenFiles,
+}
+
+/// The files on the disk of a job's checkpoints that processes of the job were writing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WrittenFiles {
+    /// The files that were found.
+    #[serde(default, rename = "cut", skip_serializing_if = "BTreeSet::is_empty")]
+    pub files: BTreeSet<FileId>,
+    /// Whether there may be others: not all processes could be looked at in time.
+    #[serde(default, rename = "cut_incomplete", skip_serializing_if = "std::ops::Not::not")]
+    pub is_incomplete: bool,
 }
 
 /// The exit code of a command that runs a job which did not complete, where the job's own commands do not say another.

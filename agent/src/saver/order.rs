@@ -1,6 +1,5 @@
 //! The order of a saver: what it saves, and how it learns that the job has ended.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -9,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::api::MirrorRequest;
-use crate::api::job::{CommandsEnd, FileId, SIGNAL_CODE_BASE};
+use crate::api::job::{CommandsEnd, SIGNAL_CODE_BASE, WrittenFiles};
 use crate::volumes::is_locked;
 
 /// The order of a saver. It travels over a pipe, for there are secrets in it.
@@ -76,7 +75,7 @@ impl SaveOrder {
     }
 
     /// The files that the job's processes were writing when these were ended, once the job has ended: half written, however that went.
-    pub(super) fn cut_files(&self) -> BTreeSet<FileId> {
+    pub(super) fn cut_files(&self) -> WrittenFiles {
         self.job_lock.as_ref().and_then(|_| self.commands_end()).unwrap_or_default().cut
     }
 

@@ -20,7 +20,7 @@ use super::order::{JobEnd, SaveOrder};
 use super::record::{self, Fingerprint, SaverEnd, SaverRecord, SealedState, requested_end};
 use super::save_context::{IntactUnit, SaveContext, SettledUnit, UploadOutcome};
 use super::upload_ahead::{AheadFiles, AheadTask};
-use crate::api::job::FileId;
+use crate::api::job::WrittenFiles;
 use crate::api::saving::CheckpointState;
 
 /// How often the directory is scanned.
@@ -54,7 +54,7 @@ pub async fn save(order: SaveOrder) -> Result<()> {
         begin: Instant::now(),
         is_ending: false,
         ended: None,
-        cut: BTreeSet::new(),
+        cut: WrittenFiles::default(),
         end_request: None,
         refused: BTreeMap::new(),
         remainders: BTreeMap::new(),
@@ -92,7 +92,7 @@ pub struct Saver {
     /// When the job was found to have ended, and how.
     pub(super) ended: Option<(Instant, JobEnd)>,
     /// The files that the end of the job has left half written.
-    pub(super) cut: BTreeSet<FileId>,
+    pub(super) cut: WrittenFiles,
     /// The requested end before all is saved.
     pub(super) end_request: Option<SaverEnd>,
     /// The states in which units are sealed, and in which they can never be saved.
@@ -222,6 +222,7 @@ impl Saver {
         self.ended = self.ended.or(ended.map(|end| (Instant::now(), end)));
         if self.ended.is_some() && self.record.ended.is_none() {
             self.record.ended = Some(Utc::now());
+            self.note_unknown_writers();
         }
         (self.end_request, self.scan_duration) = (end_request, begin.elapsed());
         let found = found?;

@@ -49,11 +49,12 @@ impl Saver {
         }
     }
 
-    /// Whether a unit that is not sealed may be torn, as its job was killed, or a process that was writing to it: the last that was
-    /// written to it is no whole marker, or it still is as it was when it had a writer.
+    /// Whether a unit that is not sealed may be torn, as its job was killed, or a process that was writing to it, or that may have been:
+    /// the last that was written to it is no whole marker, or it still is as it was when it had a writer.
     pub(super) async fn is_torn(&self, seal: &Seal) -> bool {
         let is_killed = self.ended.is_some_and(|(_, end)| end == JobEnd::Killed);
-        if !is_killed && !seal.has_file_of(&self.cut) {
+        let is_cut = self.cut.is_incomplete || seal.has_file_of(&self.cut.files);
+        if !is_killed && !is_cut {
             return false;
         }
         if self.record.written_to.get(&seal.unit) == Some(&Fingerprint(seal.fingerprint())) {
@@ -61,6 +62,15 @@ impl Saver {
         }
         let (context, seal) = (Arc::clone(&self.context), seal.clone());
         !blocking(move || Ok(context.is_last_written_marker(&seal))).await.is_ok_and(|it| it)
+    }
+
+    /// Reports that it is not known all what the job was writing when its processes were ended.
+    pub(super) fn note_unknown_writers(&mut self) {
+        if self.cut.is_incomplete {
+            let text = "processes of the job were ended before it was found which files they were writing: \
+                        checkpoints that were not sealed by then count as half written";
+            self.record.note(text);
+        }
     }
 
     /// The state of which a unit is a remainder: what its job, which deletes it, has left so far. `None` where it is no remainder.

@@ -5,8 +5,10 @@ use std::fs;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::tools::python_path;
 use bdnfs_tests::tree::total_bytes;
+use rustix::process::{Signal, kill_process};
+use serde_json::{Value, json};
 
-use super::kit::{job, text};
+use super::kit::{events, job, text};
 use super::saving::{Files, SavingMachine, checkpoints, file, mirror, saved};
 
 #[test]
@@ -98,4 +100,34 @@ for step in range(1, 4):
     let last = log.lines().rfind(|line| line.ends_with("latest.npy")).unwrap().split(' ').next().unwrap();
     assert_eq!(loose, Files::from([("latest.npy".to_owned(), last.to_owned())]));
     saving.verify();
+}
+
+#[test]
+fn checkpoint_of_a_job_whose_writers_are_not_all_known_is_torn() {
+    let saving = SavingMachine::new();
+    let flag = saving.machine.directory("flag");
+    let command = format!(
+        "cd $BT_CHECKPOINT_DIR && mkdir a b && echo a > a/model && touch a/.metadata
+         while [ ! -e {}/go ]; do sleep 0.1; done; echo b > b/model; exit 3",
+        text(&flag)
+    );
+    let number = saving.submit("unknown", &command);
+    saving.await_event(&number, "saved a ");
+    // It seals nothing from now on.
+    let savers = saving.machine.savers();
+    savers.iter().for_each(|pid| kill_process(*pid, Signal::STOP).unwrap());
+    fs::write(flag.join("go"), "").unwrap();
+    let path = saving.machine.cache().join("jobs").join(&number).join("ended.json");
+    eventually("the job's commands end", || path.exists() && saving.machine.supervisors().is_empty());
+    // As where its supervisor could not look at all processes in time.
+    let mut end: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    end["cut_incomplete"] = json!(true);
+    fs::write(&path, end.to_string()).unwrap();
+    savers.iter().for_each(|pid| kill_process(*pid, Signal::CONT).unwrap());
+    let status = saving.ended(&number);
+    let torn = ("b".to_owned(), "torn".to_owned(), false, 0);
+    assert_eq!(checkpoints(&status), [saved("a", true, 1), torn], "{status}");
+    assert_eq!(saving.files("bt://p@unknown/b"), None, "{status}");
+    let unknown = events(&status).iter().filter(|event| event.contains("before it was found")).count();
+    assert_eq!(unknown, 1, "{status}");
 }

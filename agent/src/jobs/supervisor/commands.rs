@@ -12,12 +12,12 @@ use bdnfs::error::Result;
 use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep_until};
 
 use super::log::JobLog;
 use super::{JobDirectory, KILL_POLL_INTERVAL, KILL_TIMEOUT, SupervisorOrder, processes, written_files};
-use crate::api::job::{CommandsEnd, FileId, JobExit};
+use crate::api::job::{CommandsEnd, JobExit, WrittenFiles};
 use crate::context::Context;
 use crate::runtime;
 
@@ -25,8 +25,6 @@ use crate::runtime;
 const SHELL: &str = "/bin/sh";
 /// How long processes that the commands left running may take to end.
 const LEFTOVER_GRACE_PERIOD: Duration = Duration::from_secs(5);
-/// How long it may take to look which files are being written: a process that waits for a broken disk may not let itself be looked at.
-const WRITTEN_FILES_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the end of the log may take to be written.
 const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -79,7 +77,7 @@ struct CommandRunner<'a> {
     /// The device on which the job's checkpoints lie, if it writes some.
     checkpoint_device: Option<u64>,
     /// The files there that were being written when their writers were ended.
-    cut: BTreeSet<FileId>,
+    cut: WrittenFiles,
     /// The processes that were looked at before they were killed.
     killed: BTreeSet<i32>,
 }
@@ -97,7 +95,7 @@ impl<'a> CommandRunner<'a> {
             deadline: None,
             // Before the job can mount something there.
             checkpoint_device: checkpoints.and_then(|place| Some(fs::metadata(place).ok()?.dev())),
-            cut: BTreeSet::new(),
+            cut: WrittenFiles::default(),
             killed: BTreeSet::new(),
         };
         if order.attached {
@@ -200,29 +198,12 @@ impl<'a> CommandRunner<'a> {
                 // Who handles it may finish what it writes. A child to which it gave the file is cut off all the same.
                 _ => ended.retain(|pid| written_files::is_ended_by(signal, *pid)),
             }
-            self.note_cut(ended, device).await;
+            if !ended.is_empty() {
+                let WrittenFiles { files, is_incomplete } = written_files::find(ended, device).await;
+                self.cut.files.extend(files);
+                self.cut.is_incomplete |= is_incomplete;
+            }
         }
         processes::signal(signal)
-    }
-
-    /// Notes which files on `device` the processes `pids` are writing.
-    async fn note_cut(&mut self, pids: BTreeSet<i32>, device: u64) {
-        if pids.is_empty() {
-            return;
-        }
-        let (sender, mut found) = mpsc::unbounded_channel();
-        let look = move || {
-            // Descriptors first: to look at mappings may take long where a process waits for a disk.
-            for files in [written_files::opened, written_files::mapped] {
-                pids.iter().for_each(|pid| drop(sender.send(files(*pid, device))));
-            }
-        };
-        let deadline = Instant::now() + WRITTEN_FILES_TIMEOUT;
-        // Where there is no thread to be had, the job is ended all the same.
-        if std::thread::Builder::new().name("bdnfs-look".into()).spawn(look).is_ok() {
-            while let Ok(Some(files)) = timeout_at(deadline, found.recv()).await {
-                self.cut.extend(files);
-            }
-        }
     }
 }

@@ -6,17 +6,69 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags};
 use rustix::process::Signal;
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval};
 
-use crate::api::job::FileId;
+use crate::api::job::{FileId, WrittenFiles};
 
 /// The permission of a descriptor's entry in /proc by which it is open for writing.
 const WRITABLE_DESCRIPTOR: u32 = 0o200;
+/// How long it may take to find the files, as so many ticks of a clock: a process that waits for a broken disk may not let itself be
+/// looked at. A tick that comes late counts once: this process got no processor meanwhile.
+const FIND_TICKS: u32 = 100;
+const FIND_TICK: Duration = Duration::from_millis(20);
+/// How many processes may be looked at before what was found of them is taken.
+const FOUND_QUEUE_LENGTH: usize = 16;
+
+/// Finds the files on `device` that the processes `pids` are writing, as far as that takes no longer than two seconds.
+pub async fn find(pids: BTreeSet<i32>, device: u64) -> WrittenFiles {
+    let (sender, found) = mpsc::channel(FOUND_QUEUE_LENGTH);
+    let look = move || {
+        // Descriptors first: to look at mappings may take long where a process waits for a disk.
+        for files in [opened, mapped] {
+            for pid in &pids {
+                if sender.blocking_send(Some(files(*pid, device))).is_err() {
+                    return;
+                }
+            }
+        }
+        let _ = sender.blocking_send(None);
+    };
+    // Where there is no thread to be had, nothing is found.
+    let _ = std::thread::Builder::new().name("bdnfs-look".into()).spawn(look);
+    collect(found).await
+}
+
+/// Collects what is `found` until `None` says that this is all, or until it takes too long.
+async fn collect(mut found: mpsc::Receiver<Option<BTreeSet<FileId>>>) -> WrittenFiles {
+    let mut written = WrittenFiles { is_incomplete: true, ..WrittenFiles::default() };
+    let mut clock = interval(FIND_TICK);
+    clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = 0;
+    // The first one is at once.
+    while ticks <= FIND_TICKS {
+        tokio::select! {
+            biased;
+            files = found.recv() => match files {
+                Some(Some(files)) => written.files.extend(files),
+                Some(None) => {
+                    written.is_incomplete = false;
+                    break;
+                }
+                None => break,
+            },
+            _ = clock.tick() => ticks += 1,
+        }
+    }
+    written
+}
 
 /// The files on `device` that the process `pid` has open for writing.
-pub fn opened(pid: i32, device: u64) -> BTreeSet<FileId> {
+fn opened(pid: i32, device: u64) -> BTreeSet<FileId> {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let writable =
         descriptors.filter(|entry| entry.metadata().is_ok_and(|link| link.mode() & WRITABLE_DESCRIPTOR != 0));
@@ -24,7 +76,7 @@ pub fn opened(pid: i32, device: u64) -> BTreeSet<FileId> {
 }
 
 /// The files on `device` that the process `pid` has mapped for writing.
-pub fn mapped(pid: i32, device: u64) -> BTreeSet<FileId> {
+fn mapped(pid: i32, device: u64) -> BTreeSet<FileId> {
     let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
     let ranges = maps.split(|byte| *byte == b'\n').filter_map(writable_mapping);
     let links =
@@ -79,6 +131,34 @@ mod tests {
     fn end(mut child: Child) {
         child.kill().expect("killed");
         child.wait().expect("reaped");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn find_that_is_given_up_is_incomplete() {
+        let (sender, found) = mpsc::channel(FOUND_QUEUE_LENGTH);
+        sender.send(Some(BTreeSet::from([(1, 2)]))).await.expect("received");
+        assert_eq!(
+            collect(found).await,
+            WrittenFiles { files: BTreeSet::from([(1, 2)]), is_incomplete: true },
+            "a process does not let itself be looked at"
+        );
+        let (sender, found) = mpsc::channel(FOUND_QUEUE_LENGTH);
+        drop(sender);
+        assert!(collect(found).await.is_incomplete, "there was no thread");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn find_without_a_processor_is_not_given_up() {
+        let (sender, found) = mpsc::channel(FOUND_QUEUE_LENGTH);
+        let collected = tokio::spawn(collect(found));
+        for number in 1..4 {
+            // As if nothing of this process had run for so long.
+            tokio::time::advance(FIND_TICK * FIND_TICKS * 10).await;
+            sender.send(Some(BTreeSet::from([(1, number)]))).await.expect("it is not given up");
+        }
+        sender.send(None).await.expect("it is not given up");
+        let files = BTreeSet::from([(1, 1), (1, 2), (1, 3)]);
+        assert_eq!(collected.await.expect("no panic"), WrittenFiles { files, is_incomplete: false });
     }
 
     #[test]
