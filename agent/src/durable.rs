@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::fs::FallocateFlags;
@@ -27,34 +28,58 @@ pub fn write_json(directory: &Path, name: &str, content: &impl Serialize) -> io:
     File::open(directory)?.sync_all()
 }
 
-/// Like [`write_json`], also on a full disk, with the space that [`keep_spare`] keeps in the directory. Touches the local disk.
+/// Like [`write_json`], also on a full disk, into the space that [`keep_spare`] keeps in the directory: that is never free in between,
+/// so nobody else can take it. Afterwards space is kept again, as soon as there is some. Touches the local disk.
 ///
 /// # Errors
 /// The disk's own.
 pub fn write_json_surely(directory: &Path, name: &str, content: &impl Serialize) -> io::Result<()> {
-    let written = write_json(directory, name, content);
-    let is_full =
-        |error: &io::Error| matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
-    if !written.as_ref().is_err_and(is_full) || !drop_spare(directory) {
-        return written;
-    }
-    let written = write_json(directory, name, content);
-    // For the next one, as far as there is some left.
+    let written = match write_json(directory, name, content) {
+        Err(full) if matches!(full.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+            write_into_spare(directory, name, &serde_json::to_vec(content)?).unwrap_or(Err(full))
+        }
+        written => written,
+    };
     keep_spare(directory);
     written
 }
 
-/// Keeps space in a directory for what is written there when the disk is full; none where it is full now, or can't keep any. Touches
-/// the local disk.
-pub fn keep_spare(directory: &Path) {
-    let path = directory.join(SPARE_FILE);
-    let keep = || {
-        let file = File::create(&path)?;
-        Ok::<_, io::Error>(rustix::fs::fallocate(file, FallocateFlags::empty(), 0, SPARE_BYTES)?)
-    };
-    if keep().is_err() {
-        drop_spare(directory);
+/// Writes the file `name` of a directory into the space that is kept there; `None` where there is none, or not enough. It is taken by a
+/// name of its own first: who writes at the same time, in any process, finds none.
+fn write_into_spare(directory: &Path, name: &str, content: &[u8]) -> Option<io::Result<()>> {
+    if content.len() as u64 > SPARE_BYTES {
+        return None;
     }
+    let spare = directory.join(SPARE_FILE);
+    let claim = |path: &Path| {
+        fs::rename(&spare, path)?;
+        File::options().write(true).open(path)
+    };
+    let claimed = tempfile::Builder::new().make_in(directory, claim).ok()?;
+    let write = || {
+        let file = claimed.as_file();
+        file.write_all_at(content, 0)?;
+        file.set_len(content.len() as u64)?;
+        file.sync_all()
+    };
+    let moved = write().and_then(|()| claimed.persist(directory.join(name)).map_err(|e| e.error));
+    Some(moved.and_then(|_| File::open(directory)?.sync_all()))
+}
+
+/// Keeps space in a directory for what is written there when the disk is full, unless some is kept there; none where it is full now, or
+/// can't keep any. Touches the local disk.
+pub fn keep_spare(directory: &Path) {
+    let spare = directory.join(SPARE_FILE);
+    if spare.exists() {
+        return;
+    }
+    // Under its name it is never there without its space.
+    let keep = || {
+        let draft = NamedTempFile::new_in(directory)?;
+        rustix::fs::fallocate(draft.as_file(), FallocateFlags::empty(), 0, SPARE_BYTES)?;
+        draft.persist_noclobber(&spare).map_err(|e| e.error)
+    };
+    let _ = keep();
 }
 
 /// Gives back the space that [`keep_spare`] keeps in a directory, and returns whether there was any. Touches the local disk.
@@ -99,5 +124,71 @@ pub(crate) mod tests {
         fs::remove_file(dir.path().join("others")).expect("removed");
         keep_spare(dir.path());
         assert!(drop_spare(dir.path()) && !drop_spare(dir.path()));
+    }
+
+    #[test]
+    fn write_json_surely_takes_kept_space_that_is_never_free_for_others() {
+        use std::os::unix::fs::MetadataExt;
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let dir = tempfile::tempdir().expect("directory");
+        if !mount_small_disk(dir.path()) {
+            return;
+        }
+        keep_spare(dir.path());
+        fill(dir.path());
+        let inode = |name| fs::metadata(dir.path().join(name)).expect("there").ino();
+        let (kept, is_written) = (inode("spare"), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            // A job that takes each block that it can get.
+            scope.spawn(|| {
+                let mut others = File::options().append(true).open(dir.path().join("others")).expect("there");
+                while !is_written.load(Ordering::Relaxed) {
+                    let _ = others.write_all(&[0; 4096]);
+                }
+            });
+            let written = write_json_surely(dir.path(), "note", &1);
+            is_written.store(true, Ordering::Relaxed);
+            written.expect("there was space for it");
+        });
+        assert_eq!(inode("note"), kept, "the space itself");
+        assert_eq!(fs::read(dir.path().join("note")).expect("there"), b"1");
+    }
+
+    #[test]
+    fn write_json_surely_by_several_at_once_writes_whole_files() {
+        let dir = tempfile::tempdir().expect("directory");
+        if !mount_small_disk(dir.path()) {
+            return;
+        }
+        keep_spare(dir.path());
+        fill(dir.path());
+        // As long as what is kept: half of one and half of another would be seen.
+        let texts = ["a", "b", "c"].map(|letter| letter.repeat(SPARE_BYTES as usize - 2));
+        let path = dir.path();
+        std::thread::scope(|scope| {
+            let writers =
+                texts.each_ref().map(|text| scope.spawn(move || write_json_surely(path, "note", text)));
+            let written = writers.map(|writer| writer.join().expect("no panic").is_ok());
+            assert!(written.contains(&true), "one took the space");
+        });
+        let note: String =
+            serde_json::from_slice(&fs::read(path.join("note")).expect("there")).expect("whole");
+        assert!(texts.contains(&note));
+    }
+
+    #[test]
+    fn space_that_was_taken_is_kept_again_when_there_is_some() {
+        let dir = tempfile::tempdir().expect("directory");
+        if !mount_small_disk(dir.path()) {
+            return;
+        }
+        keep_spare(dir.path());
+        fill(dir.path());
+        let text = "a".repeat(SPARE_BYTES as usize - 2);
+        write_json_surely(dir.path(), "note", &text).expect("there was space for it");
+        assert!(!dir.path().join("spare").exists(), "there is no more");
+        fs::remove_file(dir.path().join("others")).expect("removed");
+        write_json_surely(dir.path(), "note", &1).expect("there is space");
+        assert!(drop_spare(dir.path()));
     }
 }

@@ -215,7 +215,10 @@ impl SaveContext {
     /// The states in which units are sealed, by their names. Touches the local disk.
     pub fn sealed(&self) -> BTreeMap<String, SealedState> {
         let entries = std::fs::read_dir(self.seals()).into_iter().flatten().flatten();
-        let read = entries.filter_map(|entry| std::fs::read(entry.path()).ok());
+        // Others are drafts that a crash has left.
+        let paths =
+            entries.map(|entry| entry.path()).filter(|path| path.extension() == Some("json".as_ref()));
+        let read = paths.filter_map(|path| std::fs::read(path).ok());
         let units = read.filter_map(|text| serde_json::from_slice::<SettledUnit>(&text).ok());
         units.map(|unit| (unit.name().to_owned(), unit.sealed_state())).collect()
     }
