@@ -13,7 +13,7 @@ use crate::command_output::CommandOutput;
 use crate::mount_namespace::MountNamespace;
 use crate::mounts::{is_mounted, mount_points};
 use crate::network::NetworkHost;
-use crate::process::{kill_and_wait, processes_with_open, wait_for_exit, wait_gone};
+use crate::process::{kill_and_wait, kill_until_none, processes_with_open, wait_for_exit, wait_gone};
 use crate::s3::Keys;
 use crate::tools::{program, target};
 
@@ -239,10 +239,23 @@ impl Machine {
 
     /// The savers of this machine's jobs.
     pub fn savers(&self) -> Vec<Pid> {
+        processes_with_open(|name| name == "bdnfs-save", |path| self.is_own(path))
+    }
+
+    /// Kills the savers of this machine's jobs, also one that was just started and has not named itself yet. A living agent starts others.
+    pub fn kill_savers(&self) {
+        let unnamed = || {
+            let is_log = |path: &Path| path.ends_with("saver.log") && self.is_own(path);
+            processes_with_open(|name| name == "exe", is_log)
+        };
+        kill_until_none("its savers are gone", || [self.savers(), unnamed()].concat());
+    }
+
+    /// Whether a path is on this machine.
+    fn is_own(&self, path: &Path) -> bool {
         // Its volumes may lie on the disk of its cache.
         let disk = self.cache.parent().expect("it is below something");
-        let is_own = |path: &Path| path.starts_with(self.home.path()) || path.starts_with(disk);
-        processes_with_open(|name| name == "bdnfs-save", is_own)
+        path.starts_with(self.home.path()) || path.starts_with(disk)
     }
 
     /// Kills the agent as a crash would, and waits until it is gone.
@@ -267,9 +280,10 @@ impl Machine {
         for point in below.collect::<Vec<_>>().iter().rev() {
             let _ = unmount(point, UnmountFlags::DETACH);
         }
-        kill_and_wait(&self.agent_pids());
-        kill_and_wait(&self.savers());
-        kill_and_wait(&self.fdstores());
+        // One that is killed may leave a process that it was just starting.
+        kill_until_none("its agents are gone", || self.agent_pids());
+        self.kill_savers();
+        kill_until_none("its file descriptor stores are gone", || self.fdstores());
     }
 }
 

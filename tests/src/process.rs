@@ -76,6 +76,15 @@ pub fn kill_and_wait(processes: &[Pid]) {
     wait_gone(processes);
 }
 
+/// Kills what `find` finds, and waits until that is gone, until it finds nothing more: what was being started at first is there by then.
+pub fn kill_until_none(what: &str, mut find: impl FnMut() -> Vec<Pid>) {
+    eventually(what, || {
+        let found = find();
+        kill_and_wait(&found);
+        found.is_empty()
+    });
+}
+
 /// Waits until `processes` are gone.
 pub fn wait_gone(processes: &[Pid]) {
     eventually("the end of a killed process", || {

@@ -9,7 +9,7 @@ use std::time::Instant;
 use bdnfs_csi::proto::csi::volume_capability::access_mode::Mode;
 use bdnfs_tests::kubelet::{CALL_DEADLINE, PodVolume};
 use bdnfs_tests::mounts::is_mounted;
-use bdnfs_tests::process::{eventually, kill_and_wait};
+use bdnfs_tests::process::eventually;
 use bdnfs_tests::tree::regular_files;
 use serde_json::{Value, json};
 use tonic::Code;
@@ -52,7 +52,7 @@ impl WritingNode {
 
     fn crash_agent_and_savers(&mut self) {
         self.crash_agent();
-        kill_and_wait(&self.0.env.machine.savers());
+        self.0.env.machine.kill_savers();
     }
 
     fn start_agent(&mut self) {

@@ -146,7 +146,7 @@ impl WriterCampaign {
             machine.crash();
         }
         if matches!(victim, WriterKill::Saver | WriterKill::All) {
-            kill_and_wait(&machine.savers());
+            machine.kill_savers();
         }
         if matches!(victim, WriterKill::Job | WriterKill::All) {
             kill_and_wait(&machine.supervisors());

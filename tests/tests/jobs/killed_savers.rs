@@ -115,7 +115,7 @@ fn killed(rounds: usize) {
         sleep(Duration::from_millis(rng.below(PAUSE_MILLISECONDS)));
         let is_agent = round % 2 == 1;
         if !is_agent || rng.below(2) == 0 {
-            kill_and_wait(&saving.machine.savers());
+            saving.machine.kill_savers();
         }
         if is_agent {
             saving.machine.crash();

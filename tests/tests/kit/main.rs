@@ -3,4 +3,5 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
 
 mod bench;
+mod machine;
 mod servers;
