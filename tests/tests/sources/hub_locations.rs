@@ -111,7 +111,9 @@ async fn hub_that_never_says_where_a_file_is_is_asked_by_the_next_request() {
     hub.faults.times(ServerFault::Silence, 1);
     let read = fetch(&*origin, &blob, 1..9);
     let second = async {
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        while hub.requests.gets("/w").requests == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         fetch(&*origin, &blob, 1..9).await
     };
     tokio::select! {
