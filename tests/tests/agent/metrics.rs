@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 
 use axum::http::StatusCode;
 use bdnfs_tests::MIB;
@@ -12,6 +12,7 @@ use bdnfs_tests::fault::ServerFault;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::s3::Keys;
+use bdnfs_tests::serve::ReservedPort;
 use bdnfs_tests::test_env::TestEnv;
 
 /// A page of metrics: the value of each sample by its name and labels, as they are written.
@@ -164,8 +165,8 @@ fn get(address: SocketAddr, path: &str) -> Option<String> {
 
 #[test]
 fn metrics_port_serves_health_and_metrics_only() {
-    // No other process takes it before the agent does: ports are given out in turn.
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let port = ReservedPort::take(0);
+    let address = port.address;
     let machine = Machine::new();
     let agent = machine.agent(&format!("[telemetry]\nlisten = \"{address}\""));
     for path in ["/healthz", "/readyz"] {
