@@ -53,6 +53,15 @@ const CONCURRENT_LARGE_BLOBS: usize = 8;
 const DISK_STALL_LIMIT: Duration = Duration::from_secs(120);
 const DISK_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
+/// How long a stage waits before it tries again what the cache had no room for, two seconds in all. What comes is fetched anew each
+/// time.
+const ROOM_WAITS: [Duration; 4] = [
+    Duration::from_millis(100),
+    Duration::from_millis(300),
+    Duration::from_millis(600),
+    Duration::from_secs(1),
+];
+
 /// How often blocks that vanished from the cache are fetched again: a scrub may run meanwhile, and the disk rot.
 const REFETCH_LIMIT: usize = 4;
 
@@ -209,14 +218,15 @@ impl Stage {
         Err(Error::new(Kind::Disk, text))
     }
 
-    /// Fetches what is missing, and once more when the cache's disk did not answer and does so again.
+    /// Fetches what is missing, and once more when the cache's disk did not answer and does so again, or when the cache had no room:
+    /// what another mount held, which has just ended, may be in use for a moment still.
     async fn fetch_retrying_disk(
         &self,
         snapshot: &Weak<Snapshot>,
         content: &Arc<Content>,
         flights: &Arc<Semaphore>,
     ) -> Result<u64> {
-        let give_up = Instant::now() + DISK_STALL_LIMIT;
+        let (give_up, mut room_waits) = (Instant::now() + DISK_STALL_LIMIT, ROOM_WAITS.into_iter());
         loop {
             match self.fetch_missing(snapshot, content, flights.clone()).await {
                 Err(error) if error.kind() == Kind::Busy && Instant::now() < give_up => {
@@ -224,6 +234,10 @@ impl Stage {
                         sleep(DISK_POLL_INTERVAL).await;
                     }
                 }
+                Err(error) if error.kind() == Kind::NoSpace => match room_waits.next() {
+                    Some(wait) => sleep(wait).await,
+                    None => return Err(error),
+                },
                 outcome => return outcome,
             }
         }
