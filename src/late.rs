@@ -19,6 +19,9 @@ const TICK: Duration = Duration::from_millis(100);
 /// busy comes from elsewhere in less.
 const LATE_TICKS: u64 = 20;
 
+/// When work is late, after its beginning.
+pub const LATE_AFTER: Duration = Duration::from_millis(TICK.as_millis() as u64 * LATE_TICKS);
+
 type OnLate = Box<dyn FnOnce() + Send>;
 
 /// The work that is watched.

@@ -13,6 +13,7 @@ use tokio::runtime::Handle;
 use crate::announcements::Announcements;
 use crate::blob::Key;
 use crate::cache::commit::known_digest;
+use crate::cache::disk_reads::DiskReads;
 use crate::cache::leases::{LeaseSet, ManifestLease};
 use crate::cache::pressure::CachePressureListener;
 use crate::cache::removal::RemovalListener;
@@ -220,11 +221,15 @@ impl Snapshot {
     /// disk, never the network, and counts as no use of it.
     ///
     /// # Errors
-    /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is.
+    /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is; [`Busy`](crate::error::Kind::Busy) while the disk does not answer.
     pub fn local_bytes(&self, slice: Slice) -> Result<u64> {
         let (key, size) = (self.manifest().key(slice.blob)?, self.manifest().blob_size(slice.blob)?);
+        let reads = self.resources.cache.reads();
+        if reads.are_late() {
+            return Err(DiskReads::refusal());
+        }
         // A whole blob that is opened is marked as used.
-        let is_whole = self.resources.cache.has(&key, size);
+        let is_whole = reads.run(self.runtime(), || self.resources.cache.has(&key, size));
         let local = if is_whole { size } else { self.content(slice.blob)?.local_bytes() };
         Ok(local.saturating_sub(size - slice.len))
     }

@@ -10,6 +10,7 @@ use bdnfs::cache::eviction::EvictionPause;
 use bdnfs::engine::Engine;
 use bdnfs::error::Kind;
 use bdnfs::task::blocking;
+use bdnfs::timeout::within;
 use bdnfs_fs::RequestMetrics;
 use bdnfs_fs::native_mount::Superblocks;
 use tokio::time::timeout;
@@ -37,6 +38,9 @@ use crate::volumes::Volumes;
 const RESTORE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the status waits for the disk of the volumes: who asks for it waits for two seconds.
 const UNSAVED_LISTING_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long it waits for the disk of the cache.
+const LOCAL_COUNT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// An agent: the engine, mounts, jobs and publications of one cache.
 #[derive(Debug)]
@@ -255,13 +259,20 @@ impl Agent {
             let listed = timeout(UNSAVED_LISTING_TIMEOUT, unsaved);
             if ready { listed.await.unwrap_or_else(|_| Ok(Vec::new())) } else { Ok(Vec::new()) }
         };
-        let status = blocking(move || {
+        let (counted, none) = (mounts.clone(), vec![None; mounts.len()]);
+        let counts = blocking(move || Ok(counted.iter().map(|mount| mount.local()).collect()));
+        let answer = move |locals: Vec<Option<u64>>| {
             let (version, pid) = (env!("CARGO_PKG_VERSION").to_owned(), std::process::id());
             let (usage, work) = (engine.usage(), FetchStats::of(&engine));
             let agent = AgentInfo { version, pid, cache, persistent, ready, usage, work };
-            let mounts = mounts.iter().map(|mount| mount.status()).collect();
-            Ok(AgentStatus { agent, mounts, lost, publications, volumes, unsaved: Vec::new() })
-        });
+            let mounts = mounts.iter().zip(locals).map(|(mount, local)| mount.status(local)).collect();
+            AgentStatus { agent, mounts, lost, publications, volumes, unsaved: Vec::new() }
+        };
+        let status = async {
+            // A disk that does not answer is no reason to say nothing.
+            let locals = within(&mut LOCAL_COUNT_TIMEOUT.clone(), counts).await.unwrap_or(Ok(none))?;
+            blocking(move || Ok(answer(locals))).await
+        };
         let (status, unsaved) = tokio::try_join!(status, unsaved)?;
         Ok(AgentStatus { unsaved, ..status })
     }

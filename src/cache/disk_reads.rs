@@ -8,7 +8,8 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 
-use crate::late::LateWatch;
+use crate::error::{Error, Kind};
+use crate::late::{LATE_AFTER, LateWatch};
 
 /// How many reads may wait for the disk on threads of a runtime: half of those that it has, so that the others do what needs no disk.
 const MAX_BLOCKING_READS: usize = 32;
@@ -33,6 +34,11 @@ impl DiskReads {
     /// Whether one is late: then nothing is to be read.
     pub fn are_late(&self) -> bool {
         *self.late.borrow() > 0
+    }
+
+    /// The error of what is not read from a disk that does not answer.
+    pub fn refusal() -> Error {
+        Error::new(Kind::Busy, format!("the cache's disk did not answer within {LATE_AFTER:?}"))
     }
 
     /// Runs `read`, which reads from the disk, on this thread, watched by a task of `runtime`.

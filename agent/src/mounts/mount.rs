@@ -234,12 +234,8 @@ impl ManagedMount {
         }
     }
 
-    /// The status of the mount. Touches the local disk.
-    pub fn status(&self) -> MountStatus {
-        let local = self.local().unwrap_or_else(|error| {
-            tracing::warn!("cannot tell how much of {} is local: {error}", self.mountpoint().display());
-            None
-        });
+    /// The status of the mount, with so many bytes of it `local`, where that is known.
+    pub fn status(&self, local: Option<u64>) -> MountStatus {
         let traffic = self.snapshot.traffic();
         MountStatus {
             mounted: self.info(),
@@ -250,7 +246,15 @@ impl ManagedMount {
         }
     }
 
-    fn local(&self) -> Result<Option<u64>> {
+    /// How many bytes of it are local; `None` where that takes too long to count, or can't be told. Touches the local disk.
+    pub fn local(&self) -> Option<u64> {
+        self.count_local().unwrap_or_else(|error| {
+            tracing::warn!("cannot tell how much of {} is local: {error}", self.mountpoint().display());
+            None
+        })
+    }
+
+    fn count_local(&self) -> Result<Option<u64>> {
         let manifest = self.snapshot.manifest();
         if manifest.blobs() > MAX_COUNTED_BLOBS {
             let staged = matches!(self.stage_state(), Some(StageState::Done));
