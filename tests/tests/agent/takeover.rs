@@ -31,8 +31,12 @@ fn stage(agent: &AgentProcess, id: u64) {
 }
 
 fn fdstore_pid(machine: &Machine) -> Pid {
-    let fdstores = machine.fdstores();
-    assert_eq!(fdstores.len(), 1, "{fdstores:?}");
+    let mut fdstores = Vec::new();
+    // A mount does not wait for the one that the agent starts.
+    eventually("there is one fd store", || {
+        fdstores = machine.fdstores();
+        fdstores.len() == 1
+    });
     fdstores[0]
 }
 
