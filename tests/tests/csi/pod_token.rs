@@ -84,11 +84,13 @@ fn token_of_a_repeated_publish_renews_the_keys_without_a_request() {
     sts.set_token(&token(2));
     let requests = || (node.env.s3.requests.all().requests, sts.requests.all().requests);
     let before = requests();
-    let call = Instant::now();
-    node.kubelet.publish(&with_token(&volume, 2, true)).unwrap();
-    let took = call.elapsed();
+    // At least one call is as quick as that, however busy the machine is.
+    eventually("a repeated publish waits for nothing", || {
+        let call = Instant::now();
+        node.kubelet.publish(&with_token(&volume, 2, true)).unwrap();
+        call.elapsed() < Duration::from_millis(500)
+    });
     assert_eq!(requests(), before, "a repeated publish asks nobody");
-    assert!(took < Duration::from_millis(500), "{took:?}");
     // The keys end.
     sleep(KEY_LIFETIME.saturating_sub(begin.elapsed()) + Duration::from_secs(1));
     sts.set_lifetime(KEY_LIFETIME);
