@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::http::StatusCode;
 use bdnfs_tests::MIB;
@@ -58,14 +58,14 @@ fn frozen_server_delays_neither_other_files_nor_unmount() {
     let points = [&point, &second].into_iter().cycle();
     let mut stuck: Vec<Child> = points.take(40).map(|at| cat(&at.join("frozen"))).collect();
     sleep(Duration::from_millis(300));
-    let began = Instant::now();
     env.machine.run(&["umount".as_ref(), "--lazy".as_ref(), second.as_os_str()]).succeeds();
-    assert!(began.elapsed() < Duration::from_secs(5) && !is_mounted(&second));
+    assert!(!is_mounted(&second));
     let (bucket, local) = (env.bucket(), point.clone());
-    with_timeout(Duration::from_secs(10), move || {
+    with_timeout(STUCK_TIMEOUT, move || {
         assert_same_file(&bucket.join("local"), &local.join("local"));
         run(program("ls").arg("-l").arg(&local));
     });
+    assert!(stuck.iter_mut().all(|child| child.try_wait().unwrap().is_none()), "nothing waited for these");
     // SIGTERM ends the agent and its mounts, even if requests wait for them.
     for pid in env.machine.agent_pids() {
         rustix::process::kill_process(pid, Signal::TERM).unwrap();
