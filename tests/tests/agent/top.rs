@@ -2,7 +2,6 @@
 
 use std::os::unix::net::UnixListener;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::wait_for_exit;
@@ -76,9 +75,7 @@ fn top_as_json_ends_on_sigterm_while_an_agent_hangs() {
     // Accepted and never answered: the second one is of the loop, which has caught the signal by then.
     let _held = [agent.accept().unwrap(), agent.accept().unwrap()];
     kill_process(Pid::from_child(&top), Signal::TERM).unwrap();
-    let sent = Instant::now();
     assert!(wait_for_exit(&mut top, "bdnfs top").success());
-    assert!(sent.elapsed() < Duration::from_secs(5), "{:?}", sent.elapsed());
 }
 
 #[test]
