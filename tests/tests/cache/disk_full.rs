@@ -10,38 +10,11 @@ use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::is_mounted;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tmpfs::Tmpfs;
 use bdnfs_tests::tree::assert_same_tree;
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-use tempfile::TempDir;
 
 /// What the cache has beside content, in bytes: manifests, locks, records.
 const SMALL_FILES: u64 = 1 << 20;
-
-/// A small disk. It goes when it is dropped.
-struct Tmpfs(TempDir);
-
-impl Tmpfs {
-    fn new(size: &str) -> Self {
-        let directory = TempDir::with_prefix("bdnfs-tmpfs-").unwrap();
-        let size = std::ffi::CString::new(format!("size={size}")).unwrap();
-        mount("tmpfs", directory.path(), "tmpfs", MountFlags::empty(), Some(size.as_c_str())).unwrap();
-        Self(directory)
-    }
-}
-
-impl Tmpfs {
-    /// How many bytes of it are in use.
-    fn used(&self) -> u64 {
-        let stat = rustix::fs::statvfs(self.0.path()).unwrap();
-        (stat.f_blocks - stat.f_bfree) * stat.f_frsize
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        let _ = unmount(self.0.path(), UnmountFlags::DETACH);
-    }
-}
 
 #[test]
 fn listing_without_disk_space_fails_and_cleans_up() {
@@ -57,14 +30,14 @@ fn listing_without_disk_space_fails_and_cleans_up() {
     // Full when the first part of it is put aside, and when the parts are put together.
     for size in ["8m", "36m"] {
         let disk = Tmpfs::new(size);
-        let listed = machine().env("TMPDIR", disk.0.path()).run(&["ls", "s3://large-bucket"]);
+        let listed = machine().env("TMPDIR", disk.path()).run(&["ls", "s3://large-bucket"]);
         assert_eq!(listed.out, "");
         let line = listed.fails(&[]);
-        assert_eq!(line, format!("{}; TMPDIR can name another directory", says(disk.0.path())));
+        assert_eq!(line, format!("{}; TMPDIR can name another directory", says(disk.path())));
         assert_eq!(disk.used(), 0, "{size}");
     }
     let disk = Tmpfs::new("8m");
-    let machine = machine().with_cache(&disk.0.path().join("cache"));
+    let machine = machine().with_cache(&disk.path().join("cache"));
     let point = machine.directory("mnt");
     let line = machine.try_mount("s3://large-bucket", &point, &[]).fails(&[]);
     assert_eq!(line, says(&machine.cache().join("tenants/default/manifests")));
@@ -87,14 +60,14 @@ fn manifest_without_disk_space_fails() {
         )
     };
     let disk = Tmpfs::new("1m");
-    let line = machine().env("TMPDIR", disk.0.path()).run(&["ls", "s3://large-bucket"]).fails(&[]);
+    let line = machine().env("TMPDIR", disk.path()).run(&["ls", "s3://large-bucket"]).fails(&[]);
     assert_eq!(
         line,
-        format!("{}; TMPDIR can name another directory", says("s3://large-bucket", disk.0.path()))
+        format!("{}; TMPDIR can name another directory", says("s3://large-bucket", disk.path()))
     );
     assert_eq!(disk.used(), 0);
     let disk = Tmpfs::new("1m");
-    let machine = machine().with_cache(&disk.0.path().join("cache"));
+    let machine = machine().with_cache(&disk.path().join("cache"));
     let point = machine.directory("mnt");
     let line = machine.try_mount("s3://large-bucket", &point, &[]).fails(&[]);
     assert_eq!(
@@ -111,14 +84,14 @@ fn manifest_without_disk_space_fails() {
 fn cache_on_a_disk_that_others_fill_keeps_its_reserve_free() {
     let disk = Tmpfs::new("128m");
     // Not only bdnfs fills disks.
-    fs::write(disk.0.path().join("somebody else's"), vec![1; 80 * MIB]).unwrap();
+    fs::write(disk.path().join("somebody else's"), vec![1; 80 * MIB]).unwrap();
     let mut env = TestEnv::new();
     for name in ["one", "two", "three"] {
         env.put(name, 30 * MIB);
     }
     env.machine = Machine::new()
         .s3(&env.s3.server.url(), &bdnfs_tests::s3::Keys::sample())
-        .with_cache(&disk.0.path().join("cache"));
+        .with_cache(&disk.path().join("cache"));
     let point = env.machine.directory("mnt");
     env.machine.try_mount("s3://bucket", &point, &["--cache-reserve", "16MiB"]).succeeds();
     assert_same_tree(&env.bucket(), &point);
@@ -135,14 +108,14 @@ fn cache_disk_full_reads_on_and_fails_the_stage() {
     }
     env.machine = Machine::new()
         .s3(&env.s3.server.url(), &bdnfs_tests::s3::Keys::sample())
-        .with_cache(&disk.0.path().join("cache"));
+        .with_cache(&disk.path().join("cache"));
     let point = env.machine.mount("s3://bucket", "mnt");
     assert_same_tree(&env.bucket(), &point);
     // Not only bdnfs fills disks.
-    let _ = fs::write(disk.0.path().join("somebody else's"), vec![1; 16 * MIB]);
+    let _ = fs::write(disk.path().join("somebody else's"), vec![1; 16 * MIB]);
     assert_same_tree(&env.bucket(), &point);
     env.machine.umount(&point);
-    fs::remove_file(disk.0.path().join("somebody else's")).unwrap();
+    fs::remove_file(disk.path().join("somebody else's")).unwrap();
 
     let point = env.machine.directory("staged");
     let line = env.machine.try_mount("s3://bucket", &point, &["--wait"]).fails(&[]);

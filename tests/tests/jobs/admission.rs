@@ -7,6 +7,7 @@ use bdnfs_tests::agent::AgentProcess;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::tmpfs::Tmpfs;
 use bdnfs_tests::tree::content;
 use serde_json::{Value, json};
 
@@ -103,6 +104,16 @@ fn job_that_never_fits_is_refused_with_lease_holders() {
     assert!(fs::read_dir(env.machine.cache().join("jobs")).unwrap().count() > 0);
 }
 
+/// A disk of its own, so that what others write or remove meanwhile makes no volume fit or not, and a machine with an agent whose
+/// cache and volumes lie there.
+fn on_own_disk() -> (Tmpfs, SavingMachine) {
+    let disk = Tmpfs::new("12g");
+    let machine = Machine::new().with_cache(&disk.path().join("cache"));
+    let machine = machine.env("BDNFS_VOLUMES_DIR", disk.path().join("volumes"));
+    let agent = super::saving::start(&machine);
+    (disk, SavingMachine { machine, agent })
+}
+
 /// Submits a job with a volume of so many GiB.
 fn submit_sized(machine: &Machine, name: &str, gib: u64, command: &str) -> String {
     let lines = format!("[runtime.checkpointing_config]\nenabled = true\nvolume_size_gib = {gib}\n");
@@ -119,7 +130,7 @@ fn free_gib(agent: &AgentProcess) -> u64 {
 
 #[test]
 fn job_whose_volume_does_not_fit_waits_for_others_or_is_refused() {
-    let saving = SavingMachine::new();
+    let (_disk, saving) = on_own_disk();
     let machine = &saving.machine;
     let submit = |name: &str, gib: u64, command: &str| submit_sized(machine, name, gib, command);
     let refused = saving.ended(&submit("huge", 1 << 20, "true"));
@@ -147,7 +158,7 @@ fn job_whose_volume_does_not_fit_waits_for_others_or_is_refused() {
 
 #[test]
 fn volume_of_an_admitted_job_has_its_space_before_the_job_goes_on_after_a_restart() {
-    let SavingMachine { machine, agent } = SavingMachine::new();
+    let (_disk, SavingMachine { machine, agent }) = on_own_disk();
     let most = free_gib(&agent);
     let go = machine.directory("flag").join("go");
     let command = format!("while [ ! -e {} ]; do sleep 0.1; done", text(&go));
