@@ -146,10 +146,13 @@ fn metrics_after_errors_count_by_kind() {
     let point = env.machine.mount("s3://bucket", "mnt");
     env.s3.faults.set(ServerFault::Status(StatusCode::FORBIDDEN, None));
     fs::read(point.join("file")).expect_err("it is refused");
+    // What the kernel reads ahead may be refused while a page is written.
+    eventually("all that failed was refused", || {
+        let page = MetricsPage::of(&agent);
+        let failed = page.get("bdnfs_tier_requests_total{tier=\"origin\",outcome=\"failed\"}");
+        failed > 0.0 && page.get("bdnfs_tier_errors_total{tier=\"origin\",kind=\"refused\"}") == failed
+    });
     let page = MetricsPage::of(&agent);
-    let failed = page.get("bdnfs_tier_requests_total{tier=\"origin\",outcome=\"failed\"}");
-    assert!(failed > 0.0);
-    assert_eq!(page.get("bdnfs_tier_errors_total{tier=\"origin\",kind=\"refused\"}"), failed);
     assert!(page.get("bdnfs_fuse_errors_total{errno=\"EACCES\"}") > 0.0);
     assert_eq!(page.get("bdnfs_fuse_errors_total{errno=\"EIO\"}"), 0.0);
 }
@@ -191,17 +194,17 @@ fn log_of_request_has_one_id_from_kernel_to_tier() {
     let agent = machine.agent("");
     let point = machine.mount("s3://bucket", "mnt");
     fs::read(point.join("file")).unwrap();
-    // A thread of its own writes it.
+    // A thread of its own writes it, a line after the other.
     eventually("the request is logged", || {
         let log = agent.log();
-        log.contains("answered") && log.contains("path=file")
+        let Some(line) = log.lines().find(|line| line.contains("answered")) else { return false };
+        for span in
+            ["request{operation=\"read\" id=", "}:flight{blob=file first=", "}:ask{tier=origin first="]
+        {
+            assert!(line.contains(span), "{line}");
+        }
+        let (_, id) = line.split_once(" id=").unwrap();
+        let request = format!("request{{operation=\"read\" id={}}}: ", id.split('}').next().unwrap());
+        log.lines().any(|line| line.contains(&request) && line.contains("path=file"))
     });
-    let log = agent.log();
-    let line = log.lines().find(|line| line.contains("answered")).unwrap_or_else(|| panic!("{log}"));
-    for span in ["request{operation=\"read\" id=", "}:flight{blob=file first=", "}:ask{tier=origin first="] {
-        assert!(line.contains(span), "{line}");
-    }
-    let (_, id) = line.split_once(" id=").unwrap();
-    let request = format!("request{{operation=\"read\" id={}}}: ", id.split('}').next().unwrap());
-    assert!(log.lines().any(|line| line.contains(&request) && line.contains("path=file")), "{log}");
 }
