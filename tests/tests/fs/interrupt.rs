@@ -55,7 +55,9 @@ fn assert_killed_readers_end(readers: impl Fn() -> Vec<Command>) {
             assert_eq!(status.signal(), Some(libc::SIGKILL));
             killed.elapsed() < KILL_LIMIT
         };
-        readers.into_iter().map(ends_at_once).fold(true, |all, one| all && one)
+        // Each of them, also after one that did not.
+        let ended: Vec<bool> = readers.into_iter().map(ends_at_once).collect();
+        ended.into_iter().all(|at_once| at_once)
     });
     env.proxy.set(NetworkFault::default());
     assert_same_tree(&env.bucket(), file.parent().unwrap());
