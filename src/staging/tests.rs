@@ -74,8 +74,13 @@ fn stage_of_which_a_blob_is_removed_while_it_verifies_ends_when_all_is_whole() {
     let fixture = StagingFixture::new();
     let (blob, snapshot) = (fixture.blob(), fixture.snapshot.clone());
     File::open(&blob).and_then(|file| file.set_modified(SystemTime::UNIX_EPOCH)).expect("set");
+    let key = snapshot.manifest().key(0).expect("a blob");
     let remove: Box<dyn FnMut() + Send> = Box::new(move || {
+        let cache = &snapshot.resources().cache;
+        let removal = cache.mark_removal(&key);
         fs::remove_file(&blob).expect("removed");
+        // The thread that has committed it may have it open still.
+        cache.notify_removed(&removal, None);
         snapshot.stage_again();
     });
     // Its beginning asks for the time, and then its verification.
