@@ -12,6 +12,7 @@ use bdnfs::origin;
 use bdnfs::source::{Access, AzureAccess, GcsAccess, Patterns, S3Access, Secret, Uri};
 use bdnfs::tier::conformance::{self, Subject, pinned};
 use bdnfs::tier::{Origin, Tier, Urgency};
+use bdnfs_tests::serve::ReservedPort;
 use bdnfs_tests::tools::{run, target};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -33,6 +34,7 @@ struct Emulator {
     origin: Arc<dyn Origin>,
     writer: Writer,
     child: Child,
+    _port: ReservedPort,
     _directory: TempDir,
 }
 
@@ -109,7 +111,7 @@ impl Emulator {
     /// Runs `command` in a directory of its own until it listens on `port`.
     async fn start(
         mut command: Command,
-        port: u16,
+        port: ReservedPort,
         bucket: impl FnOnce(),
         uri: &str,
         access: &Access,
@@ -123,14 +125,14 @@ impl Emulator {
             .stderr(Stdio::null());
         let child = command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}; see scripts/emulators"));
         for _ in 0..600 {
-            if tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok() {
+            if tokio::net::TcpStream::connect(port.address).await.is_ok() {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         tokio::task::block_in_place(bucket);
         let origin = origin::open(&uri.parse::<Uri>().expect("a URI"), access).await.expect("open");
-        Self { origin, writer, child, _directory: directory }
+        Self { origin, writer, child, _port: port, _directory: directory }
     }
 
     /// What no two services agree on: names, pages, a single object.
@@ -191,19 +193,14 @@ fn emulator(program: &str) -> Command {
     Command::new(target().parent().expect("a directory above the profile's").join("emulators").join(program))
 }
 
-/// A free port.
-fn port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("bound").port()
-}
-
 fn curl(arguments: &[&str]) {
     run(Command::new("curl").args(["-fsS", "-o", "/dev/null"]).args(arguments));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn moto_s3_as_tier_conforms() {
-    let port = port();
+    let reserved = ReservedPort::take(0);
+    let port = reserved.address.port();
     let url = format!("http://127.0.0.1:{port}");
     let mut command = emulator("bin/moto_server");
     command.args(["-H", "127.0.0.1", "-p", &port.to_string()]);
@@ -223,9 +220,15 @@ async fn moto_s3_as_tier_conforms() {
     };
     let access = Access { s3: Some(s3), ..Access::default() };
     let bucket = || curl(&["-X", "PUT", &format!("{url}/bucket")]);
-    let emulator =
-        Emulator::start(command, port, bucket, "s3://bucket/model", &access, Writer::Store(Box::new(store)))
-            .await;
+    let emulator = Emulator::start(
+        command,
+        reserved,
+        bucket,
+        "s3://bucket/model",
+        &access,
+        Writer::Store(Box::new(store)),
+    )
+    .await;
     conformance::suite(&emulator).await;
     let single = "s3://bucket/one/file.bin".parse().expect("a URI");
     emulator.lists(origin::open(&single, &access).await.expect("open")).await;
@@ -234,13 +237,15 @@ async fn moto_s3_as_tier_conforms() {
 /// Tells no generation of what it sends, so it is asked for that.
 #[tokio::test(flavor = "multi_thread")]
 async fn gcs_emulator_as_tier_conforms() {
-    let port = port();
+    let reserved = ReservedPort::take(0);
+    let port = reserved.address.port();
     let mut command = emulator("bin/gcp-storage-emulator");
     command.args(["start", "--in-memory", "--host", "127.0.0.1", "--port", &port.to_string()]);
-    gcs(command, port).await;
+    gcs(command, reserved).await;
 }
 
-async fn gcs(command: Command, port: u16) {
+async fn gcs(command: Command, reserved: ReservedPort) {
+    let port = reserved.address.port();
     let url = format!("http://127.0.0.1:{port}");
     let gcs = GcsAccess { endpoint: Some(url.clone()), anonymous: true, ..GcsAccess::default() };
     let access = Access { gcs: Some(gcs), ..Access::default() };
@@ -249,7 +254,7 @@ async fn gcs(command: Command, port: u16) {
         curl(&["-H", json, "-d", body, &format!("{url}/storage/v1/b?project=test")]);
     };
     let writer = Writer::Json(reqwest::Client::new(), url.clone());
-    let emulator = Emulator::start(command, port, bucket, "gs://bucket/model", &access, writer).await;
+    let emulator = Emulator::start(command, reserved, bucket, "gs://bucket/model", &access, writer).await;
     conformance::suite(&emulator).await;
     let single = "gs://bucket/one/file.bin".parse().expect("a URI");
     emulator.lists(origin::open(&single, &access).await.expect("open")).await;
@@ -266,7 +271,8 @@ async fn azurite_container_of_a_static_site_as_tier_conforms() {
 }
 
 async fn azurite(container: &str) {
-    let port = port();
+    let reserved = ReservedPort::take(0);
+    let port = reserved.address.port();
     let url = format!("http://127.0.0.1:{port}/devstoreaccount1");
     let mut command = emulator("node_modules/.bin/azurite-blob");
     command.args(["--inMemoryPersistence", "--skipApiVersionCheck", "--silent"]);
@@ -312,7 +318,7 @@ async fn azurite(container: &str) {
     };
     let uri = format!("azure://devstoreaccount1/{container}/model");
     let emulator =
-        Emulator::start(command, port, bucket, &uri, &access, Writer::Store(Box::new(store))).await;
+        Emulator::start(command, reserved, bucket, &uri, &access, Writer::Store(Box::new(store))).await;
     conformance::suite(&emulator).await;
     let single = format!("azure://devstoreaccount1/{container}/one/file.bin").parse().expect("a URI");
     emulator.lists(origin::open(&single, &access).await.expect("open")).await;

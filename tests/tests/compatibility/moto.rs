@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
+use bdnfs_tests::serve::ReservedPort;
 use bdnfs_tests::tools::{program, run, target};
 use bdnfs_tests::tree::{assert_same, content};
 use tempfile::TempDir;
@@ -43,6 +44,7 @@ struct Moto {
     reader: (String, String),
     nobody: (String, String),
     bytes: Vec<u8>,
+    _port: ReservedPort,
     _directory: TempDir,
 }
 
@@ -56,7 +58,8 @@ impl Drop for Moto {
 impl Moto {
     fn start() -> Self {
         let emulators = target().parent().unwrap().join("emulators");
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let reserved = ReservedPort::take(0);
+        let port = reserved.address.port();
         let url = format!("http://127.0.0.1:{port}");
         let directory = TempDir::with_prefix("bdnfs-moto-").unwrap();
         let mut moto = Command::new(emulators.join("bin/moto_server"));
@@ -80,7 +83,7 @@ impl Moto {
         // As text: what comes as a form is no body to it.
         let text = ["-fsS", "-H", "Content-Type: text/plain", "-d", "0"];
         run(program("curl").args(text).arg(format!("{url}/moto-api/reset-auth")));
-        Self { child, url, role, reader, nobody, bytes, _directory: directory }
+        Self { child, url, role, reader, nobody, bytes, _port: reserved, _directory: directory }
     }
 
     fn secret(&self, (id, secret): &(String, String)) -> String {

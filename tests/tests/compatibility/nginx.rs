@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
+use bdnfs_tests::serve::ReservedPort;
 use bdnfs_tests::tools::{program, run, target};
 use bdnfs_tests::tree::{assert_same, assert_same_tree, regular_files, write_file, write_tree};
 use tempfile::TempDir;
@@ -18,6 +19,7 @@ struct Nginx {
     directory: TempDir,
     tls: u16,
     plain: u16,
+    _ports: [ReservedPort; 2],
 }
 
 impl Drop for Nginx {
@@ -25,11 +27,6 @@ impl Drop for Nginx {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// A free port.
-fn port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 impl Nginx {
@@ -47,7 +44,8 @@ impl Nginx {
         run(openssl.stderr(Stdio::null()));
         let hash = run(program("openssl").args(["passwd", "-apr1", "pass word"]));
         fs::write(at("users"), format!("user:{hash}")).unwrap();
-        let (tls, plain) = (port(), port());
+        let reserved = [(); 2].map(|()| ReservedPort::take(0));
+        let [tls, plain] = reserved.each_ref().map(|port| port.address.port());
         let root = directory.path().display();
         let config = format!(
             "daemon off; master_process off; pid {root}/pid; error_log {root}/error.log;
@@ -77,7 +75,7 @@ impl Nginx {
         nginx.arg("-p").arg(directory.path()).arg("-c").arg(at("nginx.conf")).stderr(Stdio::null());
         let child = nginx.spawn().unwrap_or_else(|e| panic!("{nginx:?}: {e}; see scripts/emulators"));
         eventually("nginx listens", || std::net::TcpStream::connect(("127.0.0.1", plain)).is_ok());
-        Self { child, directory, tls, plain }
+        Self { child, directory, tls, plain, _ports: reserved }
     }
 
     fn tls(&self, path: &str) -> String {

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use bdnfs_tests::hub::{HubServer, RepositoryAccess};
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
+use bdnfs_tests::serve::ReservedPort;
 use bdnfs_tests::tools::target;
 use bdnfs_tests::tree::{assert_same, content};
 use tempfile::TempDir;
@@ -16,12 +17,14 @@ const TOKEN: &str = "hf_readerOfThePrivateOne";
 struct Olah {
     child: Child,
     url: String,
+    _port: ReservedPort,
     _directory: TempDir,
 }
 
 impl Olah {
     fn start(hub: &HubServer) -> Self {
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let reserved = ReservedPort::take(0);
+        let port = reserved.address.port();
         let (own, directory) = (format!("127.0.0.1:{port}"), TempDir::with_prefix("bdnfs-olah-").unwrap());
         let (above, storage) = (hub.server.address().to_string(), hub.storage.server.address().to_string());
         let mut olah = Command::new(target().parent().unwrap().join("emulators/bin/olah-cli"));
@@ -32,7 +35,7 @@ impl Olah {
         olah.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = olah.spawn().unwrap_or_else(|e| panic!("{olah:?}: {e}; see scripts/emulators"));
         eventually("olah listens", || std::net::TcpStream::connect(&own).is_ok());
-        Self { child, url: format!("http://{own}"), _directory: directory }
+        Self { child, url: format!("http://{own}"), _port: reserved, _directory: directory }
     }
 }
 

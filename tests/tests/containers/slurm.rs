@@ -1,7 +1,6 @@
 //! `bdnfs slurm`, run by a real controller and daemon of Slurm.
 
 use std::fs::{self, File};
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Child;
@@ -9,6 +8,7 @@ use std::process::Child;
 use bdnfs_tests::command_output::CommandOutput;
 use bdnfs_tests::freezer::FrozenProcess;
 use bdnfs_tests::process::{eventually, kill_and_wait, processes_with_open};
+use bdnfs_tests::serve::ReservedPort;
 use rustix::process::Signal;
 
 use crate::oci::{ContainerNode, blocks};
@@ -20,6 +20,7 @@ const USER: &str = "65534";
 struct SlurmCluster {
     node: ContainerNode,
     daemons: Vec<Child>,
+    _ports: [ReservedPort; 2],
 }
 
 impl SlurmCluster {
@@ -27,8 +28,8 @@ impl SlurmCluster {
     fn start(node: ContainerNode, config: &str) -> Self {
         let home = node.machine.directory("slurm");
         let [state, spool] = ["slurm/state", "slurm/spool"].map(|name| node.machine.directory(name));
-        let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        let [controller, daemon] = ports.map(|port| port.local_addr().unwrap().port());
+        let ports = [(); 2].map(|()| ReservedPort::take(0));
+        let [controller, daemon] = ports.each_ref().map(|port| port.address.port());
         let (state, spool, logs) = (state.display(), spool.display(), home.display());
         let config = format!(
             "ClusterName=test\nSlurmctldHost=slurm-node(127.0.0.1)\nSlurmctldPort={controller}\nSlurmdPort={daemon}\n\
@@ -47,7 +48,7 @@ impl SlurmCluster {
         let key = node.namespace.path("/run/munge/key");
         fs::write(&key, [7; 1024]).unwrap();
         fs::set_permissions(key, fs::Permissions::from_mode(0o400)).unwrap();
-        let mut cluster = Self { node, daemons: Vec::new() };
+        let mut cluster = Self { node, daemons: Vec::new(), _ports: ports };
         cluster.spawn(
             "exec munged --force -F --key-file /run/munge/key --socket /run/munge/munge.socket.2 \
              --log-file /run/munge/log --pid-file /run/munge/pid --seed-file /run/munge/seed",
