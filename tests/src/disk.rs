@@ -4,9 +4,12 @@
 //! memory alone is lost, and the next mount replays the journal as after a reset. What a drive keeps in a cache of its own
 //! is not lost by that. It takes root, loop devices, and the programs `mkfs.ext4` and `mount`.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
 
 use rustix::fs::FallocateFlags;
 use rustix::mount::{UnmountFlags, unmount};
@@ -19,10 +22,44 @@ use crate::tools::{cannot_run, program, run};
 const EXT4_IOC_SHUTDOWN: libc::c_ulong = 0x8004_587d;
 /// How much of a store is filled at once, in bytes: a page.
 const FILLER_STEP: u64 = 4096;
-/// The limits of devices in control groups of version 1 (blkio-controller.rst), in bytes of reads a second: 0 is none.
-const READ_LIMITS: &str = "/sys/fs/cgroup/blkio/blkio.throttle.read_bps_device";
 /// Without writing the journal first.
 static EXT4_GOING_FLAGS_NOLOGFLUSH: u32 = 2;
+
+/// Freezes the file system `$1` until the input ends, which is at the latest when the test does, however that ends.
+const FREEZE: &str = r#"fsfreeze -f "$1" || exit; echo begun; read -r line; fsfreeze -u "$1""#;
+
+/// Lets one byte a second be read from the device `$1`, until the input ends.
+const HANG: &str = r#"echo "$1 1" >"$2" || exit; echo begun; read -r line; echo "$1 0" >"$2""#;
+
+/// The limits of devices in control groups of version 1 (blkio-controller.rst), in bytes of reads a second: 0 is none.
+const READ_LIMITS: &str = "/sys/fs/cgroup/blkio/blkio.throttle.read_bps_device";
+
+/// A fault of a disk, from now on. It ends when this is dropped, and who waits for the disk goes on.
+#[derive(Debug)]
+pub struct DiskFault(Child);
+
+impl DiskFault {
+    /// The fault that `script` causes, which gets these arguments.
+    fn begin(script: &str, arguments: &[&OsStr]) -> Self {
+        // In a session of its own: what kills a test kills the processes of its group.
+        let mut process = program("setsid");
+        process.args(["sh", "-c", script, "sh"]).args(arguments);
+        let mut process = process.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("setsid");
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        let fault = Self(process);
+        assert_eq!(line, "begun\n", "the disk has no such fault: {script}");
+        fault
+    }
+}
+
+impl Drop for DiskFault {
+    fn drop(&mut self) {
+        // Its input ends.
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
 
 /// A disk, and where it is mounted. It is gone when it is dropped.
 #[derive(Debug)]
@@ -70,7 +107,6 @@ impl LoopDisk {
             cannot_run("there is no /dev/loop-control; load the module loop, or start the container with it");
             return None;
         }
-        remove_limits_of_killed_tests();
         let disk = Self { home: TempDir::with_prefix("bdnfs-disk-").expect("a temporary directory") };
         fs::create_dir(disk.path()).expect("a directory");
         Some(disk)
@@ -128,50 +164,31 @@ impl LoopDisk {
         assert_eq!(done, 0, "cannot cut the power: {}", std::io::Error::last_os_error());
     }
 
-    /// Freezes it: writers wait until it [thaws](Self::thaw).
+    /// Freezes it: writers wait until what is returned is dropped.
     ///
     /// # Panics
     /// When that fails.
-    pub fn freeze(&self) {
-        run(program("fsfreeze").arg("-f").arg(self.path()));
+    #[must_use = "it thaws at once"]
+    pub fn freeze(&self) -> DiskFault {
+        DiskFault::begin(FREEZE, &[self.path().as_os_str()])
     }
 
-    /// Thaws it: waiting writers go on.
-    ///
-    /// # Panics
-    /// When it is not frozen.
-    pub fn thaw(&self) {
-        run(program("fsfreeze").arg("-u").arg(self.path()));
-    }
-
-    /// Makes its reads hang: whoever reads what is not in memory waits until it [answers](Self::answer). False where the kernel can't do
-    /// that.
+    /// Makes its reads hang: whoever reads what is not in memory waits until what is returned is dropped. `None` where the kernel can't
+    /// do that.
     ///
     /// # Panics
     /// When it fails, and in CI also where the kernel can't do that.
-    pub fn hang(&self) -> bool {
+    #[must_use = "it answers at once"]
+    pub fn hang(&self) -> Option<DiskFault> {
         if !Path::new(READ_LIMITS).exists() {
             cannot_run(
                 "there are no control groups of version 1 that limit devices: mount them with -o blkio",
             );
-            return false;
+            return None;
         }
-        self.limit_reads(1).expect("a limit");
-        true
-    }
-
-    /// Answers reads again.
-    ///
-    /// # Panics
-    /// When that fails.
-    pub fn answer(&self) {
-        self.limit_reads(0).expect("no limit");
-    }
-
-    fn limit_reads(&self, bytes: u64) -> std::io::Result<()> {
-        let device = rustix::fs::stat(self.path())?.st_dev;
-        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-        fs::write(READ_LIMITS, format!("{major}:{minor} {bytes}"))
+        let device = rustix::fs::stat(self.path()).expect("the disk").st_dev;
+        let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+        Some(DiskFault::begin(HANG, &[device.as_ref(), READ_LIMITS.as_ref()]))
     }
 
     /// Brings it back as it was left, when it is no longer in use.
@@ -184,42 +201,8 @@ impl LoopDisk {
     }
 }
 
-/// Devices get the numbers of earlier ones.
-fn remove_limits_of_killed_tests() {
-    let limits = fs::read_to_string(READ_LIMITS).unwrap_or_default();
-    for device in limits.lines().filter_map(|line| line.split(' ').next()) {
-        if !Path::new("/sys/dev/block").join(device).join("loop/backing_file").exists() {
-            // Another test may be faster.
-            let _ = fs::write(READ_LIMITS, format!("{device} 0"));
-        }
-    }
-}
-
-/// Thaws a disk before all else that a test drops: processes that wait for it can't end.
-#[derive(Debug)]
-pub struct Thaw<'a>(pub &'a LoopDisk);
-
-impl Drop for Thaw<'_> {
-    fn drop(&mut self) {
-        self.0.thaw();
-    }
-}
-
-/// Lets a disk answer reads before all else that a test drops.
-#[derive(Debug)]
-pub struct Answering<'a>(pub &'a LoopDisk);
-
-impl Drop for Answering<'_> {
-    fn drop(&mut self) {
-        self.0.answer();
-    }
-}
-
 impl Drop for LoopDisk {
     fn drop(&mut self) {
-        // A test may have failed while it was frozen.
-        let _ = program("fsfreeze").arg("-u").arg(self.path()).output();
-        let _ = self.limit_reads(0);
         let _ = unmount(self.path(), UnmountFlags::DETACH);
         let _ = unmount(self.store(), UnmountFlags::DETACH);
     }

@@ -27,6 +27,8 @@ impl FrozenProcess {
         });
         let root = PathBuf::from(root.expect("control groups of version 2 are mounted"));
         let group = root.join(format!("bdnfs-test-{}", pid.as_raw_nonzero()));
+        // That of an earlier process of the same id, whose test was killed.
+        let _ = fs::remove_dir(&group);
         fs::create_dir(&group).expect("a group");
         let frozen = Self { root, group };
         fs::write(frozen.group.join("cgroup.procs"), pid.as_raw_nonzero().to_string())

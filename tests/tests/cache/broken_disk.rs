@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use bdnfs_tests::MIB;
-use bdnfs_tests::disk::{Answering, LoopDisk, Thaw};
+use bdnfs_tests::disk::LoopDisk;
 use bdnfs_tests::fault::ServerFault;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::{is_local, is_mounted};
@@ -59,14 +59,13 @@ fn cache_disk_frozen_reads_come_from_the_next_tier() {
         for file in [&open, &File::open(point.join("begun")).unwrap()] {
             file.read_exact_at(&mut first, 0).unwrap();
         }
-        disk.freeze();
-        let thaw = Thaw(&disk);
+        let frozen = disk.freeze();
         for (name, content) in names.iter().zip(&contents) {
             assert_same(content, &read(&machine, &point.join(name)), name);
         }
         open.read_exact_at(&mut first, MIB as u64).unwrap();
         assert_eq!(first[..], contents[2][MIB..MIB + 4096]);
-        drop(thaw);
+        drop(frozen);
         // What could not be kept is, from now on.
         machine.run(&[Path::new("wait"), &point]).succeeds();
         assert!(names.iter().all(|name| is_local(&point.join(name))));
@@ -91,17 +90,14 @@ fn cache_disk_that_hangs_on_reads_stops_no_mount() {
         let point = machine.mount("s3://bucket", "mnt");
         forget_pages(&machine.cache().join("tenants"));
         let open = File::open(point.join(&names[0])).unwrap();
-        if !disk.hang() {
-            return;
-        }
-        let answer = Answering(&disk);
+        let Some(hanging) = disk.hang() else { return };
         for (name, content) in names.iter().zip(&contents).skip(1) {
             assert_same(content, &read(&machine, &point.join(name)), name);
         }
         let listed =
             machine.run(&["status", "--json", "--cache-dir", machine.cache().to_str().unwrap()]).succeeds();
         assert!(listed.contains(&format!("{}\"", point.display())), "{listed}");
-        drop(answer);
+        drop(hanging);
         let mut first = [0; 4096];
         open.read_exact_at(&mut first, MIB as u64 / 4).unwrap();
         assert_eq!(first[..], contents[0][MIB / 4..MIB / 4 + 4096]);
@@ -129,16 +125,13 @@ fn what_no_other_tier_has_waits_for_a_cache_disk_that_hangs() {
     machine.umount(&point);
     let point = machine.mount_with("s3://bucket", "mnt", &["--offline"]);
     forget_pages(&machine.cache().join("tenants"));
-    if !disk.hang() {
-        return;
-    }
-    let answer = Answering(&disk);
+    let Some(hanging) = disk.hang() else { return };
     let out = machine.directory("read").join("out");
     let mut command = machine.program("cat", &[point.join("file")]);
     let mut reader = command.stdout(File::create(&out).unwrap()).spawn().unwrap();
     std::thread::sleep(std::time::Duration::from_secs(5));
     assert!(reader.try_wait().unwrap().is_none(), "it waits for the disk");
-    drop(answer);
+    drop(hanging);
     assert!(wait_for_exit(&mut reader, "a reader").success());
     assert_same(&bytes, &fs::read(out).unwrap(), "the file");
     machine.umount(&point);
@@ -153,14 +146,13 @@ fn file_of_a_server_without_ranges_waits_for_a_disk_that_is_frozen_for_a_moment(
     s3.faults.set(ServerFault::IgnoreRange);
     let machine = Machine::new().with_cache(&disk.path().join("cache"));
     let point = machine.mount_with("s3://bucket", "mnt", &["--endpoint", &s3.server.url(), "--anonymous"]);
-    disk.freeze();
-    let thaw = Thaw(&disk);
+    let frozen = disk.freeze();
     let out = machine.directory("read").join("out");
     let mut command = machine.program("cat", &[point.join("weights")]);
     let mut reader = command.stdout(File::create(&out).unwrap()).spawn().unwrap();
     std::thread::sleep(std::time::Duration::from_secs(4));
     assert!(reader.try_wait().unwrap().is_none(), "it waits for the disk");
-    drop(thaw);
+    drop(frozen);
     assert!(wait_for_exit(&mut reader, "a reader").success());
     assert_same(&bytes, &fs::read(out).unwrap(), "the file");
     machine.umount(&point);
@@ -176,8 +168,7 @@ fn cache_disk_frozen_unmounts_and_refuses_mounts() {
     let agent = machine.agent("");
     let [busy, idle, kept] = ["busy", "idle", "kept"].map(|name| machine.mount("s3://bucket", name));
     let _open = File::open(busy.join("model")).unwrap();
-    disk.freeze();
-    let thaw = Thaw(&disk);
+    let frozen = disk.freeze();
     let log = machine.directory("log");
     let run = |name: &str, arguments: &[&Path]| {
         let (out, mut command) = (log.join(name), machine.command(arguments));
@@ -198,7 +189,7 @@ fn cache_disk_frozen_unmounts_and_refuses_mounts() {
     );
     let (mounted, told) = run("mount", &[Path::new("mount"), Path::new("s3://bucket"), &idle]);
     assert!(!mounted && told.contains("the cache's disk did not answer within 30s"), "{told}");
-    drop(thaw);
+    drop(frozen);
     machine.umount(&kept);
     agent.stop();
 }
@@ -217,8 +208,7 @@ fn assert_mount_of_killed_client_ends<T>(look: impl FnOnce(&Path) -> T) {
     rustix::mount::mount_bind(disk.path(), &records).unwrap();
     let agent = machine.agent("");
     let point = machine.directory("mnt");
-    disk.freeze();
-    let thaw = Thaw(&disk);
+    let frozen = disk.freeze();
     let mut client =
         machine.command(&[Path::new("mount"), Path::new("s3://bucket"), &point]).spawn().unwrap();
     eventually("it is mounted", || is_mounted(&point));
@@ -226,7 +216,7 @@ fn assert_mount_of_killed_client_ends<T>(look: impl FnOnce(&Path) -> T) {
     assert!(client.try_wait().unwrap().is_none(), "its record is not written");
     client.kill().unwrap();
     client.wait().unwrap();
-    drop(thaw);
+    drop(frozen);
     eventually("it is unmounted", || !is_mounted(&point));
     eventually("its record is gone", || {
         !fs::read_dir(&records).unwrap().any(|entry| entry.unwrap().path().is_file())
@@ -253,12 +243,11 @@ fn stage_on_disk_frozen_for_a_while_completes() {
     env.put("model", 24 * MIB);
     let machine = env.second_machine().with_cache(&disk.path().join("cache"));
     let point = machine.mount("s3://bucket", "mnt");
-    disk.freeze();
-    let thaw = Thaw(&disk);
+    let frozen = disk.freeze();
     let mut waiting = machine.command(&[Path::new("wait"), &point]).spawn().unwrap();
     std::thread::sleep(std::time::Duration::from_secs(4));
     assert!(waiting.try_wait().unwrap().is_none(), "it waits for the disk");
-    drop(thaw);
+    drop(frozen);
     assert!(wait_for_exit(&mut waiting, "a stage").success());
     assert!(is_local(&point.join("model")));
     machine.umount(&point);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bdnfs_tests::MIB;
 use bdnfs_tests::agent::AgentProcess;
-use bdnfs_tests::disk::LoopDisk;
+use bdnfs_tests::disk::{FrozenDisk, LoopDisk};
 use bdnfs_tests::mounts::{is_local, is_mounted};
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::proxy::NetworkFault;
@@ -92,18 +92,18 @@ fn pending_publication_is_resumed_by_the_next_agent() {
     }
 }
 
-/// Asks for the publication `pod` at a target on a frozen disk. It waits for that; nothing asks whether it is to end any more.
-fn publish_on_frozen(env: &TestEnv, agent: &AgentProcess, disk: &LoopDisk) -> PathBuf {
+/// Asks for the publication `pod` at a target on a disk that is frozen. It waits for that; nothing asks whether it is to end any more.
+fn publish_on_frozen(env: &TestEnv, agent: &AgentProcess, disk: &LoopDisk) -> (PathBuf, FrozenDisk) {
     let (mut request, target) = (super::kit::request(env, ""), disk.path().join("pod"));
     request["target"] = json!(target);
     request["staging"] = json!("lazy");
-    disk.freeze();
+    let frozen = disk.freeze();
     assert_eq!(put(agent, "pod", &request, 0).code, 202);
     eventually("it is about to be bound", || {
         let record = fs::read_to_string(env.machine.cache().join("state/publications/pod.json"));
         record.is_ok_and(|record| !record.contains("\"pending\""))
     });
-    target
+    (target, frozen)
 }
 
 #[test]
@@ -113,14 +113,14 @@ fn publication_bound_while_the_agent_exits_is_kept_for_the_next() {
     let bytes = env.put("file", 2 * MIB);
     let config = format!("[publications]\ntargets = [{:?}]", disk.path());
     let agent = env.machine.agent(&config);
-    let target = publish_on_frozen(&env, &agent, &disk);
+    let (target, frozen) = publish_on_frozen(&env, &agent, &disk);
     let pid = agent.pid();
     std::thread::scope(|scope| {
         let ended = scope.spawn(|| agent.end());
         // It has been asked to end by then.
         std::thread::sleep(Duration::from_secs(2));
         assert!(rustix::process::test_kill_process(pid).is_ok(), "the agent waits for it");
-        disk.thaw();
+        drop(frozen);
         ended.join().unwrap();
     });
     assert!(is_mounted(&target), "a pod has it");
@@ -142,11 +142,11 @@ fn publication_unpublished_while_the_agent_exits_is_not_resumed() {
     env.proxy.set(NetworkFault { rate: Some(64 << 10), ..NetworkFault::default() });
     assert_eq!(put(&agent, "pending", &request, 2).code, 202);
     // The agent waits for this one before it ends.
-    let target = publish_on_frozen(&env, &agent, &disk);
+    let (target, frozen) = publish_on_frozen(&env, &agent, &disk);
     rustix::process::kill_process(agent.pid(), rustix::process::Signal::TERM).unwrap();
     eventually("the other one is suspended", || agent.get("/v1/publications/pending").code == 404);
     unpublish(&agent, "pending");
-    disk.thaw();
+    drop(frozen);
     agent.gone();
     env.proxy.set(NetworkFault::default());
     let agent = env.machine.agent(&config);

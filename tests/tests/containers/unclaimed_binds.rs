@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
 
-use bdnfs_tests::disk::{LoopDisk, Thaw};
+use bdnfs_tests::disk::LoopDisk;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::is_mounted;
 use bdnfs_tests::process::{eventually, waits_in};
@@ -155,16 +155,16 @@ fn unpublish_while_the_publication_is_taken_over_waits_and_ends_it() {
     agent.crash();
     damage_record(&env.machine, &key);
     let agent = env.machine.agent(&config(&env.machine));
-    disk.freeze();
+    let frozen = disk.freeze();
     std::thread::scope(|scope| {
-        let thaw = Thaw(&disk);
+        let frozen = frozen;
         let publishing = scope.spawn(|| put(&agent, &key, &asked, 50));
         eventually("its new record is written", || waits_in(agent.pid(), FROZEN_DISK_WAIT));
         let unpublishing = scope.spawn(|| agent.ask("DELETE", &format!("/v1/publications/{key}"), ""));
         // Time enough to end what is not known yet.
         std::thread::sleep(Duration::from_secs(1));
         assert!(is_mounted(&target), "it waits until it is known");
-        drop(thaw);
+        drop(frozen);
         let told = publishing.join().unwrap();
         assert!(told.code == 200 || told.body.contains("unpublished meanwhile"), "{}", told.body);
         let ended = unpublishing.join().unwrap();

@@ -80,7 +80,7 @@ fn publication_is_unpublished_while_the_disk_of_the_cache_is_frozen() {
         publish(&agent, name, &request);
         (request, target)
     });
-    disk.freeze();
+    let frozen = disk.freeze();
     let [(request, target), _] = &bound;
     unpublish(&agent, "one");
     assert!(!target.exists(), "its pod is gone, which the kubelet waits for");
@@ -88,15 +88,15 @@ fn publication_is_unpublished_while_the_disk_of_the_cache_is_frozen() {
     // What is to take its place waits for its record.
     let next = put(&agent, "one", request, 1);
     assert_eq!(next.code, 202, "{}", next.body);
-    disk.thaw();
+    drop(frozen);
     publish(&agent, "one", request);
     assert!(is_mounted(target));
-    disk.freeze();
+    let frozen = disk.freeze();
     unpublish(&agent, "one");
     let crashed = std::thread::scope(|scope| {
         let crashed = scope.spawn(|| agent.crash());
         std::thread::sleep(Duration::from_secs(1));
-        disk.thaw();
+        drop(frozen);
         crashed.join()
     });
     crashed.unwrap();

@@ -23,7 +23,7 @@ fn job_whose_client_goes_away_while_it_is_accepted_runs() {
     let flag = machine.directory("flags").join("ran");
     let command = format!("touch {}", text(&flag));
     let request = json!({"weights": [], "start_commands": [command], "workdir": "/"}).to_string();
-    disk.freeze();
+    let frozen = disk.freeze();
     let mut client = UnixStream::connect(agent.socket()).unwrap();
     let length = request.len();
     write!(client, "POST /v1/jobs HTTP/1.1\r\nHost: bdnfs\r\nContent-Length: {length}\r\n\r\n{request}")
@@ -33,7 +33,7 @@ fn job_whose_client_goes_away_while_it_is_accepted_runs() {
     drop(client);
     // The agent has noticed that.
     sleep(MOMENT);
-    disk.thaw();
+    drop(frozen);
     eventually("the job has completed", || {
         agent.get("/v1/jobs/1").json()["state"] == "TRAINING_JOB_COMPLETED"
     });
@@ -49,7 +49,7 @@ fn job_event_while_the_disk_hangs_keeps_no_client_waiting() {
     let id = submitted(&machine, &[text(&spec(&machine, "job.toml", &toml(&[], &["sleep 1000"])))]);
     let status = || agent.get(&format!("/v1/jobs/{id}")).json();
     eventually("it runs", || status()["state"] == "TRAINING_JOB_RUNNING");
-    disk.freeze();
+    let frozen = disk.freeze();
     std::thread::scope(|scope| {
         // It is answered when it is on the disk.
         let stopped = scope.spawn(|| agent.ask("POST", &format!("/v1/jobs/{id}/stop"), "").code);
@@ -59,7 +59,7 @@ fn job_event_while_the_disk_hangs_keeps_no_client_waiting() {
         for _ in 0..2 * std::thread::available_parallelism().unwrap().get() {
             assert_eq!(agent.get("/v1/jobs").code, 200);
         }
-        disk.thaw();
+        drop(frozen);
         assert_eq!(stopped.join().unwrap(), 200);
     });
     eventually("it has ended", || status()["state"] == "TRAINING_JOB_STOPPED");
