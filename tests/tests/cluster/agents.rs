@@ -93,11 +93,16 @@ fn agents_with_certificates_share_blocks_and_leave() {
     a.stage(&env);
     b.stage(&env);
     let read = env.mirrored().bytes;
-    assert!((20 * MIB as u64..25 * MIB as u64).contains(&read), "the second has it of the first: {read}");
-    // But for what it had fetched for the first.
-    assert!(b.traffic("peer") > 0 && b.traffic("mirror") == 0, "{}", b.agent.status());
-    assert!(b.cluster()["asked"]["asked"].as_u64().expect("a number") > 0);
-    assert_eq!(a.cluster()["sent"].as_u64(), Some(b.traffic("peer")));
+    let asked =
+        |node: &AgentNode, outcome: &str| node.cluster()["asked"][outcome].as_u64().expect("a number");
+    assert!(read >= 20 * MIB as u64 && b.traffic("peer") > 0 && asked(&b, "asked") > 0, "{read}");
+    // A peer that does not respond within a second, as on a busy machine, is left alone for a while.
+    if asked(&a, "failed") + asked(&b, "failed") == 0 {
+        assert!(read < 25 * MIB as u64, "the second has it of the first: {read}");
+        // But for what it had fetched for the first.
+        assert_eq!(b.traffic("mirror"), 0, "{}", b.agent.status());
+        assert_eq!(a.cluster()["sent"].as_u64(), Some(b.traffic("peer")));
+    }
 
     let AgentNode { agent, machine: _machine, _port } = b;
     agent.end();
@@ -181,7 +186,7 @@ fn agents_without_certificates_warn_and_bind_loopback() {
     env.mirror();
     let a = AgentNode::start(&env, &[], "id = \"a\"\ninsecure = true");
     a.sees(&["a"]);
-    assert!(a.agent.log().contains("PEERS ARE SERVED WITHOUT TLS"), "{}", a.agent.log());
+    eventually("it is logged", || a.agent.log().contains("PEERS ARE SERVED WITHOUT TLS"));
     let listed = a.machine.run(&["cluster", "ls"]).succeeds();
     assert!(listed.contains("WITHOUT TLS"), "{listed}");
     let output = a.machine.run(&["cluster", "ls", "--json"]).succeeds();
@@ -239,6 +244,9 @@ async fn agent_asked_by_stranger_or_other_tenant_answers_nothing() {
     let get = |client, tenant, content| trust::get_of(client, peer(), tenant, snapshot, content);
     let first = get(client("friend", "ca"), "default", &content).await.expect("served").expect("there");
     assert!(first == content[..MIB], "what a friend gets is right");
+    // More than that where an answer came too late.
+    let sent = a.cluster()["sent"].as_u64();
+    assert!(sent >= Some(MIB as u64), "{sent:?}");
     for (content, what) in [(&content[..], "what is there"), (&absent, "what isn't")] {
         for tenant in ["default", "red"] {
             let got = get(client("red", "ca"), tenant, content).await.expect("an answer");
@@ -253,7 +261,7 @@ async fn agent_asked_by_stranger_or_other_tenant_answers_nothing() {
             refused.expect_err(what);
         }
     }
-    assert_eq!(a.cluster()["sent"].as_u64(), Some(MIB as u64), "nobody else got a byte");
+    assert_eq!(a.cluster()["sent"].as_u64(), sent, "nobody else got a byte");
     // Nor does a stranger get to know who is there, or make itself known.
     let x = AgentNode::start(&env, &[&a], &ca.lines("stranger", "other"));
     assert_eq!(x.states(), [("stranger".to_owned(), "alive".to_owned())]);

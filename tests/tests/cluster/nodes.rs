@@ -301,6 +301,12 @@ impl InProcessNode {
         self.snapshot().stage().done().await
     }
 
+    /// Whether a peer did not respond to it within a second, as on a busy machine: it reads the mirror instead, until that peer may
+    /// be asked again.
+    pub fn missed_a_peer(&self) -> bool {
+        self.peers.stats().failed > 0
+    }
+
     /// From now on what it gives others is wrong.
     pub fn lie(&self) {
         self.provider.fault.store(1, Relaxed);
