@@ -155,7 +155,8 @@ fn mount_that_cannot_be_restored_is_reported_and_removable() {
     let ran = machine.run(&["status", "--cache-dir", text(machine.cache())]);
     assert!(ran.out.contains("not restored: "), "{}{}", ran.out, ran.err);
     ran.fails(&[text(&point), "not restored: "]);
-    assert!(agent.log().contains(&format!("cannot be mounted at {}", text(&point))), "{}", agent.log());
+    let reason = format!("cannot be mounted at {}", text(&point));
+    eventually("it is logged", || agent.log().contains(&reason));
     assert!(!agent.log().contains("***"), "{}", agent.log());
     let id = status["lost"][0]["id"].to_string();
     assert_eq!(agent.ask("DELETE", &format!("/v1/mounts/{id}"), "").code, 200);

@@ -117,7 +117,7 @@ fn container_of_a_lazy_or_trusted_hook_gets_what_that_allows() {
     let weights = json!([{"source": source, "mount_location": "/m"}]);
     let bundle = node.bundle("lazy", &weights, &["--lazy"], "cat /m/weights");
     assert_eq!(node.run("runc", &bundle).succeeds(), "text");
-    assert!(node.agent.log().contains("published before it is staged"), "{}", node.agent.log());
+    eventually("it is logged", || node.agent.log().contains("published before it is staged"));
     node.assert_released();
     // A server that is not there: whether it is asked for at all is what differs.
     let weights = json!([{"source": "https://127.0.0.1:1/x", "mount_location": "/m"}]);

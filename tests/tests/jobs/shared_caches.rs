@@ -216,7 +216,7 @@ fn job_on_a_shared_file_system_whose_locks_do_not_hold_between_nodes_has_a_warni
     eventually("it is warned", warned);
     fs::write(directory(&nodes.one).join("default/caches/project/p/tree/go"), "").unwrap();
     job(&nodes.one, &["wait", &id]).succeeds();
-    assert!(nodes.agents[0].log().contains(WARNING));
+    eventually("it is logged", || nodes.agents[0].log().contains(WARNING));
 }
 
 #[test]

@@ -204,8 +204,8 @@ fn mirror_blob_damaged_is_named_and_repaired() {
         let point = machine.mount_with("s3://bucket", "mnt", &["--mirror", "s3://mirror"]);
         assert_same_tree(&env.bucket(), &point);
         machine.umount(&point);
-        let log = fs::read_to_string(machine.cache().join("daemon.log")).unwrap();
-        assert!(log.contains(name), "{name} is not in {log}");
+        let log = machine.cache().join("daemon.log");
+        eventually("it is logged", || fs::read_to_string(&log).unwrap().contains(name));
         let output = run(&env.machine, "mirror verify --deep --mirror s3://mirror");
         assert!(output.code == Some(1) && output.err.contains(name), "{}{}", output.out, output.err);
         let output = run(&env.machine, "mirror add s3://bucket --mirror s3://mirror");
