@@ -247,8 +247,13 @@ fn job_with_impossible_mount_location_is_refused_before_mirroring() {
 #[test]
 fn job_output_on_each_stream_stays_on_it() {
     let machine = Machine::new();
-    let commands = ["echo out; sleep 0.2; echo err >&2; sleep 0.2; echo again", "printf last >&2"];
-    let file = spec(&machine, "job.toml", &toml(&[], &commands));
+    // Two pipes have an order only where one is read before the other is written to.
+    let first = format!(
+        "logged() {{ until grep -qsx $1 {}/$BDNFS_JOB/log.0; do sleep 0.02; done; }}
+        echo out; logged out; echo err >&2; logged err; echo again; logged again",
+        text(&machine.cache().join("jobs"))
+    );
+    let file = spec(&machine, "job.toml", &toml(&[], &[&first, "printf last >&2"]));
     let run = |options: &[&str]| job(&machine, &[&["run", text(&file)], options].concat());
     let ran = run(&["--cache-dir", text(machine.cache())]);
     assert_eq!(ran.out, "out\nagain\n");
