@@ -23,6 +23,14 @@ fn await_sealed(saving: &SavingMachine, number: &str, name: &str, complete: bool
     });
 }
 
+/// Waits until the saver of the job `id` has written down that a checkpoint has a writer.
+fn await_writer_seen(saving: &SavingMachine, id: &str) {
+    let record = saving.volume(id).join("saver.json");
+    eventually("the writer is seen", || {
+        fs::read_to_string(&record).is_ok_and(|record| record.contains("written_to"))
+    });
+}
+
 fn has_event(status: &Value, begin: &str) -> bool {
     events(status).iter().any(|event| event.starts_with(begin))
 }
@@ -69,9 +77,16 @@ fn checkpoint_that_a_handler_of_sigterm_finished_is_saved() {
 #[test]
 fn checkpoint_whose_killed_writer_was_seen_is_torn_whatever_hint_it_has() {
     let saving = SavingMachine::new();
-    let command = "cd $BT_CHECKPOINT_DIR && mkdir open closed && echo model > closed/model && exec 8>open/model && echo half >&8
-        sleep 0.2; touch closed/.metadata open/.metadata; sleep 8; kill -9 $$";
-    let number = saving.submit("seen", command);
+    let flags = saving.machine.directory("flags");
+    let command = format!(
+        "cd $BT_CHECKPOINT_DIR && mkdir open closed && echo model > closed/model && exec 8>open/model && echo half >&8
+        sleep 0.2; touch closed/.metadata open/.metadata; {}; kill -9 $$",
+        wait_for(&flags, "go")
+    );
+    let number = saving.submit("seen", &command);
+    await_writer_seen(&saving, "seen");
+    saving.await_event(&number, "saved closed ");
+    fs::write(flags.join("go"), "").unwrap();
     let status = saving.ended(&number);
     let found = checkpoints(&status);
     assert!(found.contains(&saved("closed", true, 1)), "{status}");
@@ -89,9 +104,7 @@ fn checkpoint_whose_writer_was_seen_by_an_earlier_saver_is_torn() {
         end.display()
     );
     let number = saving.submit("seen", &command);
-    let record = saving.volume("seen").join("saver.json");
-    let is_seen = || fs::read_to_string(&record).is_ok_and(|record| record.contains("written_to"));
-    eventually("the writer is seen", is_seen);
+    await_writer_seen(&saving, "seen");
     kill_and_wait(&saving.machine.savers());
     fs::write(end, "").unwrap();
     let status = saving.ended(&number);
