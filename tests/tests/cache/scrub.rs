@@ -15,10 +15,13 @@ use rustix::process::{Signal, kill_process};
 fn scrubber_with_rot_at_rest_repairs_a_mounted_file() {
     let env = TestEnv::new();
     let bytes = env.put("model", 17 * MIB + 9);
-    let agent = env.machine.agent("scrub_interval = \"2s\"");
+    let agent = env.machine.agent("scrub_interval = \"0s\"");
     let model = env.machine.mount_with("s3://bucket", "mnt", &["--wait"]).join("model");
     flip_byte(&largest_file(&env.machine.cache().join("tenants")), MIB as u64 + 5);
     assert_ne!(fs::read(&model).unwrap(), bytes, "the kernel reads what lies on the disk");
+    // Not before: a scrubber may find it before it is read.
+    agent.end();
+    let agent = env.machine.agent("scrub_interval = \"2s\"");
     eventually("it is read right again", || fs::read(&model).is_ok_and(|read| read == bytes));
     // Mounts are told before it is counted.
     eventually("it is counted", || !agent.get("/metrics").body.contains("bdnfs_scrub_damaged_total 0"));
