@@ -92,7 +92,7 @@ fn pending_publication_is_resumed_by_the_next_agent() {
     }
 }
 
-/// Asks for the publication `pod` at a target on a disk that is frozen. It waits for that; nothing asks whether it is to end any more.
+/// Asks for the publication `pod` at a target on a frozen disk. It waits for that; nothing asks whether it is to end any more.
 fn publish_on_frozen(env: &TestEnv, agent: &AgentProcess, disk: &LoopDisk) -> (PathBuf, FrozenDisk) {
     let (mut request, target) = (super::kit::request(env, ""), disk.path().join("pod"));
     request["target"] = json!(target);
