@@ -5,10 +5,10 @@
 //! ([`web`]) and a collector of traces ([`collector`]). What they served can be counted ([`requests`]), and what they serve can
 //! be broken while they run ([`fault`], [`proxy`]). The program under test is the real `bdnfs` binary with real mounts
 //! ([`machine`]; as an [`agent`], in a [`mount_namespace`], with certificates of an [`ca`], or several of them in a [`cluster`]
-//! with a [`network`] and [`dns`]; as a driver of a [`kubelet`]; with a bucket beside it, [`test_env`], or on a [`filled_disk`] or a [`tmpfs`]),
-//! what it mounts are trees of known content ([`tree`]), and what reads them are programs that nobody here wrote ([`tools`]), or
-//! that hold every byte against the original ([`readers`]). The kit panics where a test could only fail: its messages are for the
-//! one who reads the failed test.
+//! with a [`network`] and [`dns`]; as a driver of a [`kubelet`]; with a bucket beside it, [`test_env`], or on a [`disk`] of its own,
+//! a [`filled_disk`] or a [`tmpfs`]), what it mounts are trees of known content ([`tree`]), and what reads them are programs that
+//! nobody here wrote ([`tools`]), or that hold every byte against the original ([`readers`]). The kit panics where a test could only
+//! fail: its messages are for the one who reads the failed test.
 
 pub mod agent;
 pub mod ca;

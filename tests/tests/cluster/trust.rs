@@ -90,8 +90,8 @@ async fn get(client: HttpPeerClient, id: &str, port: u16, tenant: &str) -> Resul
     get_of(client, member(id, port), tenant, Digest::of(b"snapshot"), CONTENT).await
 }
 
-/// What `client` gets of the first block of the blob with this `content`, which is in `snapshot`, from `peer`. A peer has a second to
-/// respond, which a busy machine may take: it is asked again then.
+/// What `client` gets of the first block of the blob with this `content`, which is in `snapshot`, from `peer`. A peer has a second
+/// to respond, which a busy machine may take: it is asked again then.
 pub async fn get_of(
     client: HttpPeerClient,
     peer: Member,
