@@ -17,8 +17,6 @@ use bdnfs_tests::tree::{assert_same_tree, write_file};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::takeover::wait_until_blocked;
-
 const FROZEN: NetworkFault =
     NetworkFault { frozen: true, delay: Duration::ZERO, rate: None, cut: None, refuse: false };
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bdnfs_tests::MIB;
 use bdnfs_tests::agent::AgentProcess;
-use bdnfs_tests::disk::{FrozenDisk, LoopDisk};
+use bdnfs_tests::disk::{DiskFault, LoopDisk};
 use bdnfs_tests::mounts::{is_local, is_mounted};
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::proxy::NetworkFault;
@@ -93,7 +93,7 @@ fn pending_publication_is_resumed_by_the_next_agent() {
 }
 
 /// Asks for the publication `pod` at a target on a frozen disk. It waits for that; nothing asks whether it is to end any more.
-fn publish_on_frozen(env: &TestEnv, agent: &AgentProcess, disk: &LoopDisk) -> (PathBuf, FrozenDisk) {
+fn publish_on_frozen(env: &TestEnv, agent: &AgentProcess, disk: &LoopDisk) -> (PathBuf, DiskFault) {
     let (mut request, target) = (super::kit::request(env, ""), disk.path().join("pod"));
     request["target"] = json!(target);
     request["staging"] = json!("lazy");
