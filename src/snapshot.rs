@@ -1,6 +1,5 @@
 //! Snapshots: immutable states of a source, ready to be read.
 
-mod admission;
 mod contents;
 mod open;
 mod view;
@@ -14,7 +13,7 @@ use crate::announcements::Announcements;
 use crate::blob::Key;
 use crate::cache::commit::known_digest;
 use crate::cache::disk_reads::DiskReads;
-use crate::cache::leases::{LeaseSet, ManifestLease};
+use crate::cache::leases::{LeaseGroup, LeaseSet, ManifestLease};
 use crate::cache::pressure::CachePressureListener;
 use crate::cache::removal::RemovalListener;
 use crate::content::SharedResources;
@@ -249,6 +248,59 @@ impl Snapshot {
         }
         let Some(file) = self.content(slice.blob)?.whole() else { return Ok(None) };
         Ok(known_digest(&blob.key, &file))
+    }
+
+    /// Keeps what the cache has of it, and what will come, from being evicted as long as it lives, whether there is room
+    /// for all of it or not. Blocks on the local disk.
+    ///
+    /// # Errors
+    /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is.
+    pub fn hold(&self) -> Result<()> {
+        self.hold_with(|group| Ok(self.resources.cache.leases().lease_all(group)))
+    }
+
+    /// Leases its content, if the cache has room for all of it beside what is held already.
+    ///
+    /// # Errors
+    /// [`NoSpace`](crate::error::Kind::NoSpace), and those of [`hold`](Self::hold).
+    pub fn admit(&self) -> Result<()> {
+        self.hold_with(|group| Ok(self.resources.cache.space().admit(vec![group])?.remove(0)))
+    }
+
+    /// Leases several snapshots of one tenant: all are held, or none that was not before.
+    ///
+    /// # Errors
+    /// Those of [`admit`](Self::admit).
+    pub fn admit_all(snapshots: &[&Self]) -> Result<()> {
+        let fresh: Vec<_> = snapshots.iter().filter(|snapshot| snapshot.held.get().is_none()).collect();
+        let Some(first) = fresh.first() else { return Ok(()) };
+        let groups =
+            fresh.iter().map(|snapshot| LeaseGroup::of(snapshot.manifest())).collect::<Result<_>>()?;
+        let leases = first.resources.cache.space().admit(groups)?;
+        for (snapshot, lease) in fresh.into_iter().zip(leases) {
+            snapshot.held.set(lease).ok();
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the cache would have room for several of one tenant if nothing else was leased.
+    ///
+    /// # Errors
+    /// Those of [`admit`](Self::admit).
+    pub fn could_be_admitted(snapshots: &[&Self]) -> Result<()> {
+        let Some(first) = snapshots.first() else { return Ok(()) };
+        let groups = snapshots
+            .iter()
+            .map(|snapshot| LeaseGroup::of(snapshot.manifest()))
+            .collect::<Result<Vec<_>>>()?;
+        first.resources.cache.space().ensure_fits(&groups)
+    }
+
+    fn hold_with(&self, lease: impl FnOnce(LeaseGroup) -> Result<LeaseSet>) -> Result<()> {
+        if self.held.get().is_none() {
+            self.held.set(lease(LeaseGroup::of(self.manifest())?)?).ok();
+        }
+        Ok(())
     }
 
     /// The bytes of its blobs: what files have in common counts once.

@@ -193,7 +193,12 @@ impl Evictor {
         // Serialized, so that the second caller sees the first one's leases.
         let _admission = self.admission_lock.lock();
         let own = partition.leases.bytes_with(&groups);
-        let others = self.leased_by_others(partition, &[]);
+        let others: u64 = self
+            .partitions()
+            .iter()
+            .filter(|other| !std::ptr::eq(other.as_ref(), partition))
+            .map(|other| other.leases.bytes_with(&[]))
+            .sum();
         let most = self.max_leasable();
         match partition.quota {
             // Over its own quota: other tenants' leases do not matter.
@@ -214,26 +219,6 @@ impl Evictor {
         let disk = self.disk_bytes().saturating_add(self.volume_claims.occupied());
         let most = [self.limits.capacity, partition.quota].into_iter().flatten().fold(disk, u64::min);
         if union_bytes(groups.iter()) > most { Err(self.no_room(partition, groups, most, 0)) } else { Ok(()) }
-    }
-
-    /// Whether all of `groups` would fit beside all leases but those of `released`, if volumes grew no more.
-    pub fn fits_after(
-        &self,
-        partition: &Partition,
-        groups: &[LeaseGroup],
-        released: &[&Arc<LeaseGroup>],
-    ) -> bool {
-        let own = partition.leases.bytes_without(released, groups);
-        let most = self.disk_bytes().min(self.limits.capacity.unwrap_or(u64::MAX));
-        partition.quota.is_none_or(|quota| own <= quota)
-            && own + self.leased_by_others(partition, released) <= most
-    }
-
-    /// The bytes that tenants other than that of `partition` have leased, without the groups `released`.
-    fn leased_by_others(&self, partition: &Partition, released: &[&Arc<LeaseGroup>]) -> u64 {
-        let partitions = self.partitions();
-        let others = partitions.iter().filter(|other| !std::ptr::eq(other.as_ref(), partition));
-        others.map(|other| other.leases.bytes_without(released, &[])).sum()
     }
 
     /// The most bytes that can be leased.

@@ -129,14 +129,7 @@ impl LeaseTable {
 
     /// The bytes that all groups occupy together with `more`, each blob counted once.
     pub fn bytes_with(&self, more: &[LeaseGroup]) -> u64 {
-        self.bytes_without(&[], more)
-    }
-
-    /// The same without the groups `released`.
-    pub fn bytes_without(&self, released: &[&Arc<LeaseGroup>], more: &[LeaseGroup]) -> u64 {
-        let mut groups = self.groups();
-        groups.retain(|group| !released.iter().any(|other| Arc::ptr_eq(other, group)));
-        union_bytes(groups.iter().map(Arc::as_ref).chain(more))
+        union_bytes(self.groups().iter().map(Arc::as_ref).chain(more))
     }
 
     /// How many blobs are leased one by one: those that are being read or fetched.
@@ -190,13 +183,6 @@ pub struct LeaseSet {
     group: Arc<LeaseGroup>,
 }
 
-impl LeaseSet {
-    /// The blobs that are leased.
-    pub fn group(&self) -> &Arc<LeaseGroup> {
-        &self.group
-    }
-}
-
 impl Drop for LeaseSet {
     fn drop(&mut self) {
         let mut held = self.leases.held.lock();
@@ -238,8 +224,7 @@ mod tests {
         let set = leases.lease_all(LeaseGroup::new("both", [(one, 1), (two, 5000)].into_iter()));
         let more = LeaseGroup::new("more", [(two, 5000), (Key::Origin(Digest::of(b"3")), 1)].into_iter());
         assert_eq!(leases.bytes_with(&[]), 3 * 4096);
-        assert_eq!(leases.bytes_with(std::slice::from_ref(&more)), 4 * 4096);
-        assert_eq!(leases.bytes_without(&[set.group()], &[more]), 3 * 4096);
+        assert_eq!(leases.bytes_with(&[more]), 4 * 4096);
         assert!(leases.unless_leased(&two, || ()).is_none());
         drop(set);
         assert!(leases.unless_leased(&two, || ()).is_some());

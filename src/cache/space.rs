@@ -102,11 +102,6 @@ impl TenantSpace {
         self.evictor.ensure_fits(&self.partition, groups)
     }
 
-    /// Whether all of `groups` would fit beside all leases but those of `released`, if volumes grew no more.
-    pub fn fits_after(&self, groups: &[LeaseGroup], released: &[&Arc<LeaseGroup>]) -> bool {
-        self.evictor.fits_after(&self.partition, groups, released)
-    }
-
     /// Gives back `bytes` that were removed.
     pub fn release(&self, bytes: u64) {
         self.partition.subtract(on_disk(bytes));

@@ -4,14 +4,13 @@
 //! anything, for what they hold comes back by itself; those behind it wait for it, so that a large one is not passed over for
 //! ever by small ones. What mounts and pins hold does not come back by itself: where there are no other jobs to wait for, a
 //! job is refused. One that is larger than the cache is refused at once. Publications, which wait for what containers and pins hold, let
-//! others pass that fit; but where they would fit without what jobs hold, they stay the first like a job.
+//! others pass that fit.
 //!
 //! An admission is written down in the job's record, and holds until the job has ended, whichever agent carries it there:
 //! one that had to queue again might wait behind another which waits for what it holds.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Acquire};
 use std::time::Duration;
 
 use bdnfs::error::{Error, Kind, Result};
@@ -35,43 +34,29 @@ pub struct AdmissionQueue {
     /// The name of the first in the queue.
     first: parking_lot::Mutex<String>,
     released: Notify,
-    /// What was admitted, by the numbers of the permits.
-    admitted: parking_lot::Mutex<BTreeMap<u64, AdmittedJob>>,
-    last_number: AtomicU64,
-}
-
-/// A job that was admitted, or something else that ends by itself.
-#[derive(Debug)]
-struct AdmittedJob {
-    name: String,
-    snapshots: Vec<Weak<Snapshot>>,
+    admitted: AtomicUsize,
 }
 
 /// The permit of what was admitted. Drop it when its mounts are gone.
 #[derive(Debug)]
-pub struct AdmissionPermit {
-    queue: Arc<AdmissionQueue>,
-    number: u64,
-}
+pub struct AdmissionPermit(Arc<AdmissionQueue>);
 
 impl Drop for AdmissionPermit {
     fn drop(&mut self) {
-        self.queue.admitted.lock().remove(&self.number);
-        self.queue.released.notify_one();
+        self.0.admitted.fetch_sub(1, AcqRel);
+        self.0.released.notify_one();
     }
 }
 
 impl AdmissionQueue {
-    /// The permit of `name` ("job 7"), which was admitted, for the `snapshots` of which leases come back when it ends.
-    pub fn readmit(self: &Arc<Self>, name: &str, snapshots: &[Arc<Snapshot>]) -> AdmissionPermit {
-        let number = self.last_number.fetch_add(1, Relaxed);
-        let snapshots = snapshots.iter().map(Arc::downgrade).collect();
-        self.admitted.lock().insert(number, AdmittedJob { name: name.to_owned(), snapshots });
-        AdmissionPermit { queue: Arc::clone(self), number }
+    /// The permit of what was admitted in an earlier run.
+    pub fn readmit(self: &Arc<Self>) -> AdmissionPermit {
+        self.admitted.fetch_add(1, AcqRel);
+        AdmissionPermit(Arc::clone(self))
     }
 
-    /// Leases all `snapshots` for `name` ("publication p"), as soon as they fit. While it waits, others are admitted that fit, unless
-    /// what jobs hold would make the room: what else it waits for may never come back by itself. `note` is told why it waits.
+    /// Leases all `snapshots` for `name` ("publication p"), as soon as they fit, without a place in the queue: while it waits, others are
+    /// admitted that fit. What it waits for may never come back by itself. `note` is told why it waits.
     ///
     /// # Errors
     /// [`Kind::NoSpace`] where they can't fit, whatever jobs end.
@@ -107,59 +92,34 @@ impl AdmissionQueue {
         claim: impl Fn() -> Result<Option<Error>> + Clone + Send + 'static,
         note: impl Fn(String),
     ) -> ApiResult<AdmissionPermit> {
-        let (mut turn, mut noted, mut alone_since) = (None, None, None);
+        let (mut turn, mut waits, mut alone_since) = (None, false, None);
         loop {
             if turn.is_none() {
                 turn = Some(self.take_turn(name, &note).await);
             }
             let failure = match attempt(snapshots.to_vec(), claim.clone()).await? {
-                None => return Ok(self.readmit(name, snapshots)),
+                None => return Ok(self.readmit()),
                 Some(failure) => failure,
             };
-            if !self.admitted.lock().is_empty() {
+            if self.admitted.load(Acquire) > 0 {
                 alone_since = None;
             } else if alone_since.get_or_insert_with(Instant::now).elapsed() > SPACE_RELEASE_TIMEOUT {
                 return Err(failure);
             }
-            let holders = match place {
-                QueuePlace::First => None,
-                QueuePlace::Beside => self.jobs_in_the_way(snapshots).await?,
-            };
-            if noted.as_ref() != Some(&holders) {
-                let held = holders.as_ref().map_or_else(String::new, |jobs| format!(" held by {jobs}"));
-                note(format!("waits for room in the cache{held}: {failure}"));
-                noted = Some(holders.clone());
+            if !std::mem::replace(&mut waits, true) {
+                note(format!("waits for room in the cache: {failure}"));
             }
-            if matches!(place, QueuePlace::First) || holders.is_some() {
-                let _ = timeout(ADMISSION_RETRY_INTERVAL, self.released.notified()).await;
-            } else {
+            match place {
+                QueuePlace::First => {
+                    let _ = timeout(ADMISSION_RETRY_INTERVAL, self.released.notified()).await;
+                }
                 // What was released wakes one: the first.
-                turn = None;
-                sleep(ADMISSION_RETRY_INTERVAL).await;
+                QueuePlace::Beside => {
+                    turn = None;
+                    sleep(ADMISSION_RETRY_INTERVAL).await;
+                }
             }
         }
-    }
-
-    /// The jobs without whose leases `snapshots` would fit; `None` where they would not.
-    async fn jobs_in_the_way(&self, snapshots: &[Arc<Snapshot>]) -> Result<Option<String>> {
-        let (mut names, mut held) = (Vec::new(), Vec::new());
-        for job in self.admitted.lock().values() {
-            let before = held.len();
-            held.extend(job.snapshots.iter().filter_map(Weak::upgrade));
-            if held.len() > before {
-                names.push(job.name.clone());
-            }
-        }
-        if held.is_empty() {
-            return Ok(None);
-        }
-        let snapshots = snapshots.to_vec();
-        let fits = move || {
-            let [snapshots, held] = [&snapshots, &held]
-                .map(|all| all.iter().map(|snapshot| &**snapshot).collect::<Vec<&Snapshot>>());
-            Snapshot::could_be_admitted_after(&snapshots, &held)
-        };
-        Ok(blocking(fits).await?.then(|| names.join(", ")))
     }
 
     /// Becomes the first in the queue.

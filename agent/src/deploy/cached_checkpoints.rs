@@ -105,7 +105,7 @@ impl CheckpointCaching {
     pub async fn add(self, saved: SavedVolume) {
         let work = async move {
             // What it leases comes back by itself: a job that needs the room waits for it.
-            let permit = self.admission.readmit(&format!("the checkpoints of job {}", self.id), &[]);
+            let permit = self.admission.readmit();
             let SavedVolume { directory, seals, volume, lock } = saved;
             if let Err(error) = self.stage_all(directory, seals).await {
                 tracing::info!(%error, "not all checkpoints of job {} are in the cache", self.id);

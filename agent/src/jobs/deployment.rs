@@ -194,10 +194,9 @@ async fn admit(run: &JobRun, mounts: &[Arc<ManagedMount>]) -> ApiResult<()> {
     };
     if job.is_admitted() {
         volume_limits::claim_again(&services, &job)?;
-        lease_all(snapshots.clone()).await?;
-        job.set_permit(services.admission.readmit(&job.name(), &snapshots));
+        lease_all(snapshots).await?;
     } else {
-        let name = job.name();
+        let name = format!("job {}", job.id());
         let note = |text| job.note(text);
         await_count(|| services.mounts.mounter().engine.is_counted(), note).await;
         job_space::make_space_to_read(run, &snapshots).await?;

@@ -103,8 +103,7 @@ impl Job {
         job.saver_events.store(saver_events, Relaxed);
         job.stop.send_replace(stop);
         if admitted {
-            // Its sources are mounted later.
-            job.set_permit(admission.readmit(&job.name(), &[]));
+            job.set_permit(admission.readmit());
         }
         job
     }
@@ -135,11 +134,6 @@ impl Job {
             volume_created: AtomicBool::default(),
             writing: Mutex::default(),
         }
-    }
-
-    /// Its name in messages.
-    pub fn name(&self) -> String {
-        format!("job {}", self.id)
     }
 
     /// The id of the job.

@@ -87,11 +87,8 @@ impl JobRun {
         let job = &self.job;
         if job.is_restored() {
             if let Some(supervisor) = self.find_supervisor().await {
-                if !job.has_exited() {
-                    let mounts = (0..job.request().weights.len())
-                        .filter_map(|number| self.services.mounts.at(&job.mountpoint(number)));
-                    let snapshots: Vec<_> = mounts.map(|mount| Arc::clone(mount.snapshot())).collect();
-                    job.set_permit(self.services.admission.readmit(&job.name(), &snapshots));
+                if !job.is_admitted() && !job.has_exited() {
+                    job.set_permit(self.services.admission.readmit());
                 }
                 if let Some(damage) = job.damage() {
                     job.note(damage.message.as_str());

@@ -57,16 +57,6 @@ impl RoomSnapshot {
         fits.then_some(()).ok_or_else(|| Error::new(Kind::NoSpace, "too large"))
     }
 
-    /// Whether `snapshots` would have room if `released` were not leased.
-    pub fn could_be_admitted_after(snapshots: &[&Self], released: &[&Self]) -> Result<bool> {
-        let Some(first) = snapshots.first() else { return Ok(true) };
-        let groups: Vec<_> = snapshots.iter().map(|snapshot| snapshot.group()).collect();
-        let held: Vec<_> = released.iter().map(|snapshot| snapshot.held.lock()).collect();
-        let released: Vec<_> =
-            held.iter().filter_map(|held| held.as_ref()).map(|lease| lease.group()).collect();
-        Ok(first.room.leases.bytes_without(&released, &groups) <= first.room.bytes)
-    }
-
     /// Leases all `snapshots`, or none.
     pub fn admit_all(snapshots: &[&Self]) -> Result<()> {
         let Some(first) = snapshots.first() else { return Ok(()) };

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use bdnfs_tests::MIB;
-use bdnfs_tests::agent::AgentProcess;
 use bdnfs_tests::disk::LoopDisk;
 use bdnfs_tests::mounts::is_mounted;
 use bdnfs_tests::process::eventually;
@@ -137,73 +136,4 @@ fn publication_of_a_mirrored_source_or_of_another_tenant_does_not_wait_for_copie
     for (key, request) in &copied {
         publish(&agent, key, request);
     }
-}
-
-/// Submits a job that reads `source` of the bucket, which publications read, too; returns its number.
-fn submit(env: &TestEnv, agent: &AgentProcess, source: &str, command: &str) -> String {
-    let weights = json!([{
-        "source": format!("s3://bucket/{source}"), "mountpoint": format!("/m/{source}"),
-        "access": request(env, "")["access"],
-    }]);
-    let job = json!({"weights": weights, "start_commands": [command], "workdir": "/", "direct": true});
-    let answer = agent.ask("POST", "/v1/jobs", &job.to_string());
-    assert_eq!(answer.code, 200, "{}", answer.body);
-    answer.json()["id"].to_string()
-}
-
-/// An agent with room for 32 MiB, and a running job that holds 20 of them.
-fn agent_with_job(env: &TestEnv) -> (AgentProcess, String) {
-    for (source, len) in [("running", 20 * MIB), ("large", 20 * MIB), ("small", MIB), ("pinned", 8 * MIB)] {
-        env.put(&format!("{source}/weights"), len);
-    }
-    let agent = env.machine.agent(&format!("cache_size = \"32MiB\"\n{}", config(&env.machine)));
-    let running = submit(env, &agent, "running", "sleep infinity");
-    let state = || agent.get(&format!("/v1/jobs/{running}")).json()["state"].clone();
-    eventually("the job runs", || state() == "TRAINING_JOB_RUNNING");
-    (agent, running)
-}
-
-#[test]
-fn publication_that_fits_when_a_job_ends_keeps_its_turn_until_then() {
-    let env = TestEnv::new();
-    let (agent, running) = agent_with_job(&env);
-    // Another agent knows what the job holds.
-    agent.crash();
-    let agent = env.machine.agent(&format!("cache_size = \"32MiB\"\n{}", config(&env.machine)));
-    let large = request(&env, "/large");
-    assert_eq!(put(&agent, "large", &large, 0).code, 202);
-    let message = || agent.get("/v1/publications/large").json()["message"].to_string();
-    let held = format!("waits for room in the cache held by job {running}: s3://bucket/large at ");
-    eventually("it says who holds the room", || message().contains(&held));
-    let small = submit(&env, &agent, "small", "true");
-    let job = || agent.get(&format!("/v1/jobs/{small}")).json();
-    eventually("it waits for its turn", || {
-        job()["events"].to_string().contains("waits for room in the cache behind publication large")
-    });
-    assert!(job()["ended"].is_null() && message().contains(&held));
-    assert_eq!(agent.ask("POST", &format!("/v1/jobs/{running}/stop"), "").code, 200);
-    publish(&agent, "large", &large);
-    eventually("the job behind it has ended", || job()["state"] == "TRAINING_JOB_COMPLETED");
-    unpublish(&agent, "large");
-    assert_nothing_left(&env);
-}
-
-#[test]
-fn publication_that_would_not_fit_without_jobs_either_lets_others_pass() {
-    let env = TestEnv::new();
-    let (agent, running) = agent_with_job(&env);
-    publish(&agent, "pinned", &request(&env, "/pinned"));
-    env.put("larger/weights", 28 * MIB);
-    assert_eq!(put(&agent, "larger", &request(&env, "/larger"), 0).code, 202);
-    let message = || agent.get("/v1/publications/larger").json()["message"].to_string();
-    eventually("it waits", || message().contains("waits for room in the cache: s3://bucket/larger at "));
-    let small = submit(&env, &agent, "small", "true");
-    let state = || agent.get(&format!("/v1/jobs/{small}")).json()["state"].clone();
-    eventually("another one is admitted", || state() == "TRAINING_JOB_COMPLETED");
-    assert!(message().contains("waits for room in the cache: "));
-    assert_eq!(agent.ask("POST", &format!("/v1/jobs/{running}/stop"), "").code, 200);
-    for key in ["larger", "pinned"] {
-        unpublish(&agent, key);
-    }
-    assert_nothing_left(&env);
 }
