@@ -216,18 +216,19 @@ impl Content {
             Error::new(Kind::Timeout, format!("{path}: {text}"))
         };
         let (blocks, began) = (block::touched(&range), Instant::now());
+        let mut failure = None;
         let read = async {
             loop {
                 match self.read_blocks(began, range.clone(), run).await {
                     // No other tier has it, as where a node is offline.
-                    Err(_) if self.may_be_on_late_disk() => self.await_late_disk().await,
+                    Err(error) if self.may_be_on_late_disk(&blocks) => failure = Some(error),
                     read => return read,
                 }
+                self.await_late_disk().await;
             }
         };
-        let read = tokio::time::timeout(READ_DEADLINE, read);
-        read.await
-            .unwrap_or_else(|_| Err(late()))
+        let read = tokio::time::timeout(READ_DEADLINE, read).await;
+        read.unwrap_or_else(|_| Err(failure.unwrap_or_else(late)))
             .inspect_err(|error| self.recent_failures.record(blocks, began.elapsed(), error))
     }
 

@@ -13,6 +13,7 @@ use moka::policy::EvictionPolicy;
 use crate::blob::Key;
 use crate::block::BLOCK;
 use crate::cache;
+use crate::cache::disk_reads::DiskReads;
 use crate::content::{Content, SharedResources};
 use crate::digest::Digest;
 use crate::engine::Engine;
@@ -61,11 +62,12 @@ impl PeerBlockService {
     /// The file of the requested blob, if all of it is present.
     async fn whole(&self, request: &BlockRequest) -> Result<Option<File>> {
         let (resources, key, size) = (self.resources().clone(), Key::Content(request.blob), request.size);
-        blocking(move || {
+        let (reads, runtime) = (resources.cache.reads().clone(), resources.runtime.clone());
+        let look = move || {
             // Asked first: a peer's idea of its size is no reason to take a blob for damaged.
             if resources.cache.has(&key, size) { resources.cache.open_whole(&key, size) } else { Ok(None) }
-        })
-        .await
+        };
+        reads.run_blocking(&runtime, look).await?.unwrap_or(Ok(None))
     }
 
     fn resources(&self) -> &Arc<SharedResources> {
@@ -119,7 +121,11 @@ fn body(resources: Arc<SharedResources>, file: Arc<File>, request: &BlockRequest
                     let fault = |e| Error::disk("cannot read a blob in the cache", e);
                     Ok(vec![cache::io::read(&file, start, len as usize).map_err(fault)?])
                 };
-                resources.send_buffer(len, urgency, blocking(read)).await
+                let read = async {
+                    let read = resources.cache.reads().run_blocking(&resources.runtime, read).await?;
+                    read.unwrap_or_else(|| Err(DiskReads::refusal()))
+                };
+                resources.send_buffer(len, urgency, read).await
             }
         })
         .boxed()

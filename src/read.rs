@@ -125,6 +125,9 @@ impl Reader {
         let (Some(file), Some(len)) = (self.content.whole(), NonZeroU64::new(self.slice.len)) else {
             return false;
         };
+        if self.is_disk_late() {
+            return true;
+        }
         // A hint: that it fails changes nothing.
         let _ = rustix::fs::fadvise(&*file, self.slice.offset, Some(len), Advice::WillNeed);
         true

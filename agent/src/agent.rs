@@ -259,8 +259,15 @@ impl Agent {
             let listed = timeout(UNSAVED_LISTING_TIMEOUT, unsaved);
             if ready { listed.await.unwrap_or_else(|_| Ok(Vec::new())) } else { Ok(Vec::new()) }
         };
-        let (counted, none) = (mounts.clone(), vec![None; mounts.len()]);
-        let counts = blocking(move || Ok(counted.iter().map(|mount| mount.local()).collect()));
+        let locals = Arc::new(parking_lot::Mutex::new(vec![None; mounts.len()]));
+        let (counted, counts) = (mounts.clone(), locals.clone());
+        let count = blocking(move || {
+            for (number, mount) in counted.iter().enumerate() {
+                let local = mount.local();
+                counts.lock()[number] = local;
+            }
+            Ok(())
+        });
         let answer = move |locals: Vec<Option<u64>>| {
             let (version, pid) = (env!("CARGO_PKG_VERSION").to_owned(), std::process::id());
             let (usage, work) = (engine.usage(), FetchStats::of(&engine));
@@ -270,7 +277,8 @@ impl Agent {
         };
         let status = async {
             // A disk that does not answer is no reason to say nothing.
-            let locals = within(&mut LOCAL_COUNT_TIMEOUT.clone(), counts).await.unwrap_or(Ok(none))?;
+            within(&mut LOCAL_COUNT_TIMEOUT.clone(), count).await.unwrap_or(Ok(()))?;
+            let locals = locals.lock().clone();
             blocking(move || Ok(answer(locals))).await
         };
         let (status, unsaved) = tokio::try_join!(status, unsaved)?;

@@ -87,7 +87,7 @@ impl Filesystem {
     /// Does `work`, which touches the local disk, for the request of `context` on this thread.
     ///
     /// # Errors
-    /// What `work` has come to, where that took too long: the request is answered with what `late` says, which must not block.
+    /// What `work` has come to, where that took too long: the request is answered with what `late` says.
     pub(crate) fn in_time<T>(
         &self,
         context: &RequestContext,
@@ -96,10 +96,13 @@ impl Filesystem {
     ) -> Result<T, T> {
         let (filesystem, context) = (self.itself.clone(), context.clone());
         self.late.watch(&self.runtime, work, move || {
-            // It is there as long as one of its threads is.
-            if let Some(filesystem) = filesystem.upgrade() {
-                context.reply(late(&filesystem, &context));
-            }
+            // It is there as long as one of its threads is. What is not answered by now is answered by the next process.
+            let Some(filesystem) = filesystem.upgrade().filter(|it| !it.replies.is_handed_over()) else {
+                return;
+            };
+            // The manifest may have to be read, too.
+            let runtime = filesystem.runtime.clone();
+            runtime.spawn_blocking(move || context.reply(late(&filesystem, &context)));
         })
     }
 

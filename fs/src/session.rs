@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use zerocopy::IntoBytes;
 
 use crate::device::Device;
+use crate::late_requests;
 use crate::metrics;
 use crate::ops::{Filesystem, MAX_READ_BYTES};
 use crate::replies::RequestContext;
@@ -121,10 +122,6 @@ const MIN_THREADS: usize = 2;
 /// reply 6 % faster than two on two processors.
 const REQUESTS_PER_THREAD: u64 = 512;
 
-/// How many threads of a mount are replaced at the most while they wait for a disk: more than can begin to read from it until one
-/// of them is late, after which nobody does.
-const MAX_REPLACED_THREADS: usize = 64;
-
 /// The threads that serve a mount: few at first, since most of the mounts of a node are idle.
 struct ServerThreads {
     filesystem: Arc<Filesystem>,
@@ -151,15 +148,15 @@ pub(crate) fn start(
     threads
         .filesystem
         .runtime
-        .spawn(replace_late(Arc::downgrade(&threads), threads.filesystem.late.threads()));
+        .spawn(replace_late(Arc::downgrade(&threads), threads.filesystem.late.replaced()));
     Ok(left)
 }
 
-/// Starts a thread for each of `threads` that waits for a disk that hangs, up to [`MAX_REPLACED_THREADS`].
+/// Starts a thread for each of `threads` that waits for a disk that hangs, and is to be replaced.
 async fn replace_late(threads: Weak<ServerThreads>, mut late: watch::Receiver<usize>) {
     let mut replaced = 0;
     while late.changed().await.is_ok() {
-        let late = MAX_REPLACED_THREADS.min(*late.borrow_and_update());
+        let late = *late.borrow_and_update();
         for number in replaced..late {
             let Some(threads) = threads.upgrade() else { return };
             if let Err(error) = threads.start(number) {
@@ -193,6 +190,9 @@ impl ServerThreads {
                         tracing::warn!(%error, "cannot start a thread: a mount is served by fewer");
                     }
                     serve_request(&self.filesystem, device, bytes);
+                    if late_requests::is_replaced() && *self.running.borrow() > MIN_THREADS {
+                        return;
+                    }
                 }
                 // NOENT: the request was aborted before it was read.
                 Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 
-use crate::error::{Error, Kind};
-use crate::late::{LATE_AFTER, LateWatch};
+use crate::error::{Error, Kind, Result};
+use crate::late::{LATE_AFTER, LateWatch, Watched};
+use crate::task::lost;
 
 /// How many reads may wait for the disk on threads of a runtime: half of those that it has, so that the others do what needs no disk.
 const MAX_BLOCKING_READS: usize = 32;
@@ -20,12 +21,12 @@ pub struct DiskReads {
     watch: Arc<LateWatch>,
     /// How many are late.
     late: watch::Sender<isize>,
-    blocking: Semaphore,
+    blocking: Arc<Semaphore>,
 }
 
 impl Default for DiskReads {
     fn default() -> Self {
-        let blocking = Semaphore::new(MAX_BLOCKING_READS);
+        let blocking = Arc::new(Semaphore::new(MAX_BLOCKING_READS));
         Self { watch: Arc::default(), late: watch::Sender::new(0), blocking }
     }
 }
@@ -45,29 +46,34 @@ impl DiskReads {
     pub fn run<T>(self: &Arc<Self>, runtime: &Handle, read: impl FnOnce() -> T) -> T {
         let reads = self.clone();
         let watched = self.watch.begin(runtime, move || reads.count_late(1));
-        let done = read();
-        if !watched.end() {
-            self.count_late(-1);
-        }
-        done
+        let _running = RunningRead { reads: self, watched: Some(watched) };
+        read()
     }
 
-    /// The result of `read`, which is run on a blocking thread of `runtime` and calls [`run`](Self::run); `None` where the disk does not
-    /// answer.
+    /// [Runs](Self::run) `read` on a blocking thread of `runtime`; `None` where the disk does not answer.
+    ///
+    /// # Errors
+    /// Those of [`lost`].
     pub async fn run_blocking<T: Send + 'static>(
-        &self,
+        self: &Arc<Self>,
         runtime: &Handle,
         read: impl FnOnce() -> T + Send + 'static,
-    ) -> Option<Result<T, tokio::task::JoinError>> {
+    ) -> Result<Option<T>> {
         let mut late = self.late.subscribe();
         let work = async {
-            let _permit = self.blocking.acquire().await;
-            runtime.spawn_blocking(read).await
+            let permit = self.blocking.clone().acquire_owned().await;
+            let (reads, watching) = (self.clone(), runtime.clone());
+            let read = move || {
+                // As long as the thread waits for the disk, whoever still waits for it.
+                let _permit = permit;
+                reads.run(&watching, read)
+            };
+            runtime.spawn_blocking(read).await.map_err(lost)
         };
         tokio::select! {
             biased;
-            _ = late.wait_for(|late| *late > 0) => None,
-            done = work => Some(done),
+            _ = late.wait_for(|late| *late > 0) => Ok(None),
+            done = work => done.map(Some),
         }
     }
 
@@ -79,17 +85,34 @@ impl DiskReads {
 
     fn count_late(&self, change: isize) {
         // The end of a late read may come before it is counted as late.
+        let mut before = 0;
         self.late.send_modify(|late| {
-            let before = *late;
+            before = *late;
             *late += change;
-            match (before, *late) {
-                (0, 1) => tracing::warn!(
-                    "the cache's disk does not answer reads: nothing is read from it until it does"
-                ),
-                (1, 0) => tracing::warn!("the cache's disk answers reads again"),
-                _ => {}
-            }
         });
+        match (before, change) {
+            (0, 1) => {
+                tracing::warn!(
+                    "the cache's disk does not answer reads: nothing is read from it until it does"
+                );
+            }
+            (1, -1) => tracing::warn!("the cache's disk answers reads again"),
+            _ => {}
+        }
+    }
+}
+
+/// A read under way, however it ends.
+struct RunningRead<'a> {
+    reads: &'a DiskReads,
+    watched: Option<Watched>,
+}
+
+impl Drop for RunningRead<'_> {
+    fn drop(&mut self) {
+        if self.watched.take().is_some_and(|watched| !watched.end()) {
+            self.reads.count_late(-1);
+        }
     }
 }
 
@@ -103,25 +126,16 @@ mod tests {
     async fn disk_with_a_late_read_is_not_read_until_that_returns() {
         let (reads, runtime) = (Arc::new(DiskReads::default()), Handle::current());
         let (answer, hangs) = mpsc::channel::<u8>();
-        let read = {
-            let (reads, runtime) = (reads.clone(), runtime.clone());
-            move || reads.run(&runtime, || hangs.recv().expect("an answer"))
-        };
-        let late = tokio::spawn({
-            let (reads, runtime) = (reads.clone(), runtime.clone());
-            async move { reads.run_blocking(&runtime, read).await.is_none() }
-        });
-        assert!(late.await.expect("no panic"), "it is given up");
+        let given_up = reads.run_blocking(&runtime, move || hangs.recv().expect("an answer")).await;
+        assert_eq!(given_up.expect("no panic"), None);
         assert!(reads.are_late());
-        assert!(
-            reads
-                .run_blocking(&runtime, || panic!("it is not read"))
-                .await
-                .is_none_or(|_: Result<(), _>| false)
-        );
+        let refused = reads.run_blocking(&runtime, || panic!("it is not read")).await;
+        assert_eq!(refused.expect("it is not run"), None::<()>);
         answer.send(7).expect("it waits");
-        let mut count = reads.late.subscribe();
-        count.wait_for(|late| *late == 0).await.expect("it lives");
-        assert_eq!(reads.run_blocking(&runtime, || 5).await.expect("in time").expect("no panic"), 5);
+        reads.answered().await;
+        assert_eq!(reads.run_blocking(&runtime, || 5).await.expect("no panic"), Some(5));
+        let failed = reads.run_blocking(&runtime, || panic!("as intended")).await;
+        failed.map(|_: Option<()>| ()).expect_err("it panicked");
+        assert!(!reads.are_late());
     }
 }

@@ -21,7 +21,7 @@ use crate::tier::Urgency;
 use super::{Content, READ_DEADLINE, STAGE_STALL_LIMIT};
 
 /// How long a block that is read from the disk alone waits for one that does not answer: half of what its reader has.
-const DISK_PATIENCE: Duration = Duration::from_secs(15);
+const DISK_STALL_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How long to wait before such a disk is tried again, which is told at once while it does not answer.
 const DISK_RETRY_INTERVAL: Duration = Duration::from_millis(250);
@@ -69,15 +69,19 @@ impl Content {
             async move { accepted.await.map_err(lost)? }
         };
         let (accept, needs_disk) = (&accept, self.awaits_proof() || is_too_long_for_memory(flight));
-        let accept = |arrival: Arrival| async move {
-            let give_up = Instant::now() + DISK_PATIENCE;
-            loop {
-                match accept(arrival.clone()).await {
-                    Err(error) if needs_disk && error.kind() == Kind::Busy && Instant::now() < give_up => {
-                        tokio::time::sleep(DISK_RETRY_INTERVAL).await;
-                    }
-                    accepted => return accepted,
+        let accept = |arrival: Arrival| {
+            let again = needs_disk.then(|| arrival.clone());
+            let first = accept(arrival);
+            async move {
+                let (mut accepted, give_up) = (first.await, Instant::now() + DISK_STALL_TIMEOUT);
+                while let (Err(error), Some(arrival)) = (&accepted, &again)
+                    && error.kind() == Kind::Busy
+                    && Instant::now() < give_up
+                {
+                    tokio::time::sleep(DISK_RETRY_INTERVAL).await;
+                    accepted = accept(arrival.clone()).await;
                 }
+                accepted
             }
         };
         self.ladder().fetch(&self.blob, wanted, (scope, &|| flight.urgency()), stall_limit, accept).await

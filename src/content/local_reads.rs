@@ -9,7 +9,6 @@ use bytes::Bytes;
 use crate::block;
 use crate::cache::io;
 use crate::error::{Error, Result};
-use crate::task::lost;
 
 use super::{Content, Requester};
 
@@ -20,7 +19,7 @@ impl Content {
         if self.opened.is_completed() || self.is_disk_late() {
             return;
         }
-        self.opened.call_once(|| {
+        self.opened.call_once_force(|_| {
             let found = self.resources.cache.reads().run(&self.resources.runtime, || self.open_local());
             if let Err(error) = found {
                 tracing::warn!(%error, "the cache cannot be used for a file");
@@ -35,6 +34,12 @@ impl Content {
             let removals = self.removals.load(SeqCst);
             if let Some(file) = cache.open_whole(&self.blob.key, self.blob.size)? {
                 *self.whole.write() = Some(Arc::new(file));
+                // What was fetched while the disk did not answer, and who waits for it to be whole.
+                let fetched = self.slot().take();
+                if let Some(Err(error)) = fetched.map(|part| cache.discard(&part)) {
+                    tracing::warn!(%error, "cannot remove a part of what is whole");
+                }
+                self.changed.notify_waiters();
             } else if let Some(partial) = cache.resume(&self.blob.key, self.blob.size)? {
                 *self.slot() = Some(partial);
             }
@@ -59,17 +64,18 @@ impl Content {
         self.resources.cache.reads().are_late()
     }
 
-    /// Whether some of it may be on the cache's disk that does not answer, or did not when it was looked for there.
-    pub(super) fn may_be_on_late_disk(&self) -> bool {
-        self.is_disk_late() || !self.opened.is_completed()
+    /// Whether some of `blocks` may be on the cache's disk that does not answer, or did not when they were looked for there.
+    pub(super) fn may_be_on_late_disk(&self, blocks: &Range<u64>) -> bool {
+        !self.opened.is_completed()
+            || (self.is_disk_late() && blocks.clone().any(|index| self.is_present(index)))
     }
 
     /// Waits until the cache's disk answers reads, and looks for it there.
     pub(super) async fn await_late_disk(self: &Arc<Self>) {
         self.resources.cache.reads().answered().await;
-        let content = self.clone();
-        // It is looked for again where that fails.
-        let _ = self.resources.runtime.spawn_blocking(move || content.open()).await;
+        let (content, runtime) = (self.clone(), &self.resources.runtime);
+        // Who reads is told of what that brings about.
+        let _ = self.resources.cache.reads().run_blocking(runtime, move || content.open()).await;
     }
 
     /// Waits for the cache's disk until that gives the first byte of the whole file.
@@ -122,8 +128,8 @@ impl Content {
         }
         let (content, runtime) = (self.clone(), &self.resources.runtime);
         let loaded =
-            self.resources.cache.reads().run_blocking(runtime, move || content.load(requester, range)).await;
-        loaded.transpose().map_err(lost).map(Option::flatten)
+            self.resources.cache.reads().run_blocking(runtime, move || content.load(requester, range));
+        Ok(loaded.await?.flatten())
     }
 
     fn load_from_memory(&self, requester: Requester, range: &Range<u64>) -> Option<Vec<Bytes>> {

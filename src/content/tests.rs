@@ -1,6 +1,7 @@
 //! Reading through the whole engine, over a scripted tier.
 
 mod ahead;
+mod delivery;
 mod fragment_reads;
 mod hostile_sizes;
 mod refused_credentials;
@@ -29,6 +30,8 @@ use crate::tier::{Body, Tier, TierKind};
 enum Fault {
     /// Sends so many bytes, then breaks off.
     BreakAfter(u64),
+    /// Sends so many bytes, and then nothing more.
+    HangAfter(u64),
     /// Sends bytes that are not the blob's.
     Lie,
     /// Fails with a kind.
@@ -80,9 +83,10 @@ impl Tier for ScriptedTier {
         async move {
             self.requests.fetch_add(1, Relaxed);
             let mut bytes = self.content.slice(range.start as usize..range.end as usize);
-            match self.fault() {
+            let fault = self.fault();
+            match fault {
                 None => {}
-                Some(Fault::BreakAfter(most)) => bytes.truncate(most as usize),
+                Some(Fault::BreakAfter(most) | Fault::HangAfter(most)) => bytes.truncate(most as usize),
                 Some(Fault::Lie) => bytes = bytes.iter().map(|b| b ^ 1).collect(),
                 Some(Fault::Fail(kind)) => return Err(Error::new(kind, "as the script says")),
                 Some(Fault::Silence) => std::future::pending().await,
@@ -91,7 +95,11 @@ impl Tier for ScriptedTier {
             self.sent.fetch_add(bytes.len() as u64, Relaxed);
             // Odd pieces, so that none ends with a block by itself.
             let pieces: Vec<_> = bytes.chunks(300_001).map(|p| Ok(bytes.slice_ref(p))).collect();
-            Ok(Some(stream::iter(pieces).boxed()))
+            let sent = stream::iter(pieces);
+            Ok(Some(match fault {
+                Some(Fault::HangAfter(_)) => sent.chain(stream::pending()).boxed(),
+                _ => sent.boxed(),
+            }))
         }
         .boxed()
     }
@@ -378,18 +386,4 @@ impl Placement for ForeignPlacement {
     fn await_stable_membership(&self) -> BoxFuture<'_, ()> {
         std::future::ready(()).boxed()
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn read_with_stalled_owner_is_hedged() {
-    let fixture = ContentFixture::new();
-    let mirror = ScriptedTier::new(&fixture.bytes, &[], false);
-    let ladder = Ladder::new(vec![mirror.clone()], Arc::default(), Arc::default());
-    let ladder = ladder.with_placement(ForeignPlacement::with_group(4));
-    let content = fixture.content_of(fixture.blob(true), None, ladder);
-    // Staging waits; a reader that comes to wait for the same does not.
-    let staging = content.join_or_start(0, u64::MAX, Urgency::Stage).expect("nothing is here");
-    fixture.expect(&content, BLOCK - 5..2 * BLOCK + 5).await;
-    assert_eq!(mirror.sent.load(Relaxed), 3 * BLOCK, "what it reads, and no more");
-    assert!(staging.block(3).now_or_never().is_none(), "the rest is waited for");
 }

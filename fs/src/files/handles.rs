@@ -175,8 +175,13 @@ impl FileHandles {
         slice: Slice,
     ) -> Result<OpenOutcome> {
         let registered = self.table.lock().reopen(node);
-        if registered.is_some() && !self.steady && self.close_idle_backing(node, index) {
-            return Ok(OpenOutcome::Moved);
+        match registered {
+            // An overlay is given no other node while this one is in use.
+            Some(file) if self.steady => {
+                return self.insert(unique, node, file.reader.clone(), OpenMode::Passthrough(file));
+            }
+            Some(_) if self.close_idle_backing(node, index) => return Ok(OpenOutcome::Moved),
+            _ => {}
         }
         let reader = Arc::new(self.snapshot.open_past_cache(slice)?);
         let mode = self.table.lock().open(node, || None, || self.watch(node, index, reader.clone()));

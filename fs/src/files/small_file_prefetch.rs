@@ -23,6 +23,9 @@ const PARALLEL_FETCHES: usize = 16;
 /// How many files one thread looks for: a few, so that the disk works on several at once.
 const BATCH_FILES: usize = 8;
 
+/// How many threads look for files at once: a disk that hangs keeps each, and others need some.
+const PARALLEL_BATCHES: usize = 8;
+
 /// How many bytes are prefetched at once for one sequence at the most.
 const WINDOW_BYTES: u64 = 32 << 20;
 
@@ -42,6 +45,7 @@ pub(super) struct SmallFilePrefetch {
     sequences: Mutex<SequenceDetector>,
     fetches: Semaphore,
     pending: Arc<Semaphore>,
+    batches: Arc<Semaphore>,
     paused_until: Mutex<Option<Instant>>,
 }
 
@@ -54,6 +58,7 @@ impl SmallFilePrefetch {
             sequences: Mutex::default(),
             fetches: Semaphore::new(PARALLEL_FETCHES),
             pending: Arc::new(Semaphore::new(MAX_PENDING_BYTES)),
+            batches: Arc::new(Semaphore::new(PARALLEL_BATCHES)),
             paused_until: Mutex::default(),
         })
     }
@@ -72,9 +77,13 @@ impl SmallFilePrefetch {
         self.runtime.spawn_blocking(move || {
             for batch in this.window(wanted, most).chunks(BATCH_FILES) {
                 let (this, open, batch) = (this.clone(), open.clone(), batch.to_vec());
-                this.runtime.clone().spawn_blocking(move || {
-                    let readers = batch.into_iter().filter_map(|(index, slice)| open(index, slice));
-                    readers.for_each(|reader| this.prefetch(reader));
+                this.runtime.clone().spawn(async move {
+                    let turn = this.batches.clone().acquire_owned().await;
+                    this.runtime.clone().spawn_blocking(move || {
+                        let _turn = turn;
+                        let readers = batch.into_iter().filter_map(|(index, slice)| open(index, slice));
+                        readers.for_each(|reader| this.prefetch(reader));
+                    });
                 });
             }
         });
