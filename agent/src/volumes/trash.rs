@@ -5,13 +5,19 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 
 use crate::runtime;
 
 /// How many entries of one name may lie in a trash at a time.
 const MAX_TRASH_NAMES: u32 = 10_000;
+
+/// How long who empties a trash is waited for, and how often that is looked for: jobs wait for the space meanwhile.
+const TRASH_LOCK_TIMEOUT: Duration = Duration::from_secs(30);
+const TRASH_LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Moves `path` into the directory `trash`, under a name that begins with `name`. What isn't there needs no move.
 ///
@@ -58,11 +64,21 @@ fn remove_all(trash: &Path) {
 }
 
 /// Waits until nobody else empties the directory `trash`, and locks it: a file loses its name before its space is free, so what is no
-/// longer listed may still occupy the disk. `None` where there is no trash, or its file system has no such locks.
+/// longer listed may still occupy the disk. `None` where there is no trash, where its file system has no such locks, and where
+/// another one, which may be on another node, takes longer than [`TRASH_LOCK_TIMEOUT`].
 fn lock_trash(trash: &Path) -> Option<File> {
     let directory = File::open(trash).ok()?;
-    rustix::io::retry_on_intr(|| rustix::fs::flock(&directory, FlockOperation::LockExclusive)).ok()?;
-    Some(directory)
+    let mut waited = Duration::ZERO;
+    loop {
+        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(directory),
+            Err(Errno::WOULDBLOCK | Errno::INTR) if waited < TRASH_LOCK_TIMEOUT => {
+                std::thread::sleep(TRASH_LOCK_RETRY_INTERVAL);
+                waited += TRASH_LOCK_RETRY_INTERVAL;
+            }
+            Err(_) => return None,
+        }
+    }
 }
 
 /// One look at all that lies in a trash. What is below a directory in it is moved up into it: a job may have made directories

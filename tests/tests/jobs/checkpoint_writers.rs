@@ -122,7 +122,9 @@ fn checkpoint_of_a_job_whose_writers_are_not_all_known_is_torn() {
     // As where its supervisor could not look at all processes in time.
     let mut end: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     end["cut_incomplete"] = json!(true);
-    fs::write(&path, end.to_string()).unwrap();
+    let draft = path.with_extension("draft");
+    fs::write(&draft, end.to_string()).unwrap();
+    fs::rename(draft, &path).unwrap();
     savers.iter().for_each(|pid| kill_process(*pid, Signal::CONT).unwrap());
     let status = saving.ended(&number);
     let torn = ("b".to_owned(), "torn".to_owned(), false, 0);

@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags};
+use rustix::io::Errno;
 use rustix::process::Signal;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
@@ -28,15 +30,22 @@ const FOUND_QUEUE_LENGTH: usize = 16;
 pub async fn find(pids: BTreeSet<i32>, device: u64) -> WrittenFiles {
     let (sender, found) = mpsc::channel(FOUND_QUEUE_LENGTH);
     let look = move || {
+        let mut is_complete = true;
         // Descriptors first: to look at mappings may take long where a process waits for a disk.
         for files in [opened, mapped] {
             for pid in &pids {
-                if sender.blocking_send(Some(files(*pid, device))).is_err() {
+                let files = files(*pid, device).unwrap_or_else(|error| {
+                    is_complete &= is_unseen(&error);
+                    BTreeSet::new()
+                });
+                if sender.blocking_send(Some(files)).is_err() {
                     return;
                 }
             }
         }
-        let _ = sender.blocking_send(None);
+        if is_complete {
+            let _ = sender.blocking_send(None);
+        }
     };
     // Where there is no thread to be had, nothing is found.
     let _ = std::thread::Builder::new().name("bdnfs-look".into()).spawn(look);
@@ -67,21 +76,27 @@ async fn collect(mut found: mpsc::Receiver<Option<BTreeSet<FileId>>>) -> Written
     written
 }
 
+/// Whether `error` means that there is nothing to be seen of a process: it has ended, or belongs to somebody else.
+fn is_unseen(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied)
+        || Errno::from_io_error(error) == Some(Errno::SRCH)
+}
+
 /// The files on `device` that the process `pid` has open for writing.
-fn opened(pid: i32, device: u64) -> BTreeSet<FileId> {
-    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+fn opened(pid: i32, device: u64) -> io::Result<BTreeSet<FileId>> {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd"))?.flatten();
     let writable =
         descriptors.filter(|entry| entry.metadata().is_ok_and(|link| link.mode() & WRITABLE_DESCRIPTOR != 0));
-    writable.filter_map(|entry| file_on(device, &entry.path())).collect()
+    Ok(writable.filter_map(|entry| file_on(device, &entry.path())).collect())
 }
 
 /// The files on `device` that the process `pid` has mapped for writing.
-fn mapped(pid: i32, device: u64) -> BTreeSet<FileId> {
-    let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+fn mapped(pid: i32, device: u64) -> io::Result<BTreeSet<FileId>> {
+    let maps = fs::read(format!("/proc/{pid}/maps"))?;
     let ranges = maps.split(|byte| *byte == b'\n').filter_map(writable_mapping);
     let links =
         ranges.map(|range| Path::new(&format!("/proc/{pid}/map_files")).join(OsStr::from_bytes(range)));
-    links.filter_map(|link| file_on(device, &link)).collect()
+    Ok(links.filter_map(|link| file_on(device, &link)).collect())
 }
 
 /// The range in a line of `/proc/<pid>/maps`, of a mapping through which a file is written.
@@ -169,10 +184,10 @@ mod tests {
         let (pid, device) = (child.id() as i32, fs::metadata(home.path()).expect("there").dev());
         let written = fs::metadata(home.path().join("written")).expect("there").ino();
         // Beside it only what the runner of the test has given it.
-        let found = opened(pid, device);
+        let found = opened(pid, device).expect("it may be looked at");
         assert!(found.contains(&(device, written)), "{found:?}");
         assert!(!found.contains(&(device, fs::metadata(home.path().join("read")).expect("there").ino())));
-        assert_eq!(opened(pid, device + 1), BTreeSet::new());
+        assert_eq!(opened(pid, device + 1).expect("it may be looked at"), BTreeSet::new());
         end(child);
     }
 
@@ -187,7 +202,7 @@ mod tests {
         let is_mapped = |protection| {
             // SAFETY: the address is the kernel's choice, and nothing reads through the mapping.
             let map = unsafe { mmap(std::ptr::null_mut(), 4096, protection, MapFlags::SHARED, &file, 0) };
-            let found = mapped(pid, id.expect("a file").0);
+            let found = mapped(pid, id.expect("a file").0).expect("it may be looked at");
             // SAFETY: it was mapped above, and no pointer into it is held.
             unsafe { munmap(map.expect("a mapping"), 4096) }.expect("unmapped");
             found.contains(&id.expect("a file"))
