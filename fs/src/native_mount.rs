@@ -35,6 +35,8 @@ const COPIES_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// for its size, is gone by then.
 const USE_CHECKS: usize = 10;
 const USE_CHECK_PAUSE: Duration = Duration::from_millis(50);
+/// How often a replacement is tried where somebody looks at the mount at the very moment of it.
+const REPLACE_TRIES: usize = 3;
 /// STATX_MNT_ID_UNIQUE (linux/stat.h, since 6.8): a mount id that is never given twice while the machine is up.
 const MNT_ID_UNIQUE: u32 = 0x4000;
 
@@ -82,23 +84,25 @@ impl NativeMount {
         options: &Options,
     ) -> Result<Option<Self>> {
         let mountpoint = mount.mountpoint();
-        // Before anything is made, or others are kept waiting.
-        if !await_unused(mountpoint) {
-            return Ok(None);
-        }
         let unused = || {
             // Bind mounts of it, here or in a container, would stay on FUSE unnoticed.
             let mounts = mounts::all()?.iter().filter(|mounted| mounted.device == mount.device).count();
             let is_alone = mounts == 1 && !mounts::is_mounted_elsewhere(mountpoint)?;
             Ok(is_alone && mark_unused(mountpoint))
         };
-        let how = (MoveMountFlags::MOVE_MOUNT_BENEATH, unused);
-        let mounted = Self::attach(superblocks, native, mountpoint, options, how)?;
-        if mounted.is_some() {
-            // A process that came since then keeps what it has opened.
-            mounts::detach(mountpoint)?;
+        for _ in 0..REPLACE_TRIES {
+            // Before anything is made, or others are kept waiting.
+            if !await_unused(mountpoint) {
+                return Ok(None);
+            }
+            let how = (MoveMountFlags::MOVE_MOUNT_BENEATH, unused);
+            if let Some(mounted) = Self::attach(superblocks, native, mountpoint, options, how)? {
+                // A process that came since then keeps what it has opened.
+                mounts::detach(mountpoint)?;
+                return Ok(Some(mounted));
+            }
         }
-        Ok(mounted)
+        Ok(None)
     }
 
     /// Takes over the mount of `native` at `mountpoint` that an earlier process made; `None` where there is
