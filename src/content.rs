@@ -225,6 +225,7 @@ impl Content {
                     read => return read,
                 }
                 self.await_late_disk().await;
+                failure = None;
             }
         };
         let read = tokio::time::timeout(READ_DEADLINE, read).await;

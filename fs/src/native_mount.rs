@@ -84,15 +84,15 @@ impl NativeMount {
         options: &Options,
     ) -> Result<Option<Self>> {
         let mountpoint = mount.mountpoint();
-        let unused = || {
+        let is_alone = || -> Result<bool> {
             // Bind mounts of it, here or in a container, would stay on FUSE unnoticed.
             let mounts = mounts::all()?.iter().filter(|mounted| mounted.device == mount.device).count();
-            let is_alone = mounts == 1 && !mounts::is_mounted_elsewhere(mountpoint)?;
-            Ok(is_alone && mark_unused(mountpoint))
+            Ok(mounts == 1 && !mounts::is_mounted_elsewhere(mountpoint)?)
         };
+        let unused = || Ok(is_alone()? && mark_unused(mountpoint));
         for _ in 0..REPLACE_TRIES {
             // Before anything is made, or others are kept waiting.
-            if !await_unused(mountpoint) {
+            if !await_unused(mountpoint) || !is_alone()? {
                 return Ok(None);
             }
             let how = (MoveMountFlags::MOVE_MOUNT_BENEATH, unused);

@@ -3,6 +3,7 @@
 //! What the manifest or the local disk knows is answered at once, on the thread that read the request. What may have to wait
 //! for another tier becomes a task ([`replies`](crate::replies)): no device thread ever waits for the network.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
@@ -102,7 +103,10 @@ impl Filesystem {
             };
             // The manifest may have to be read, too.
             let runtime = filesystem.runtime.clone();
-            runtime.spawn_blocking(move || context.reply(late(&filesystem, &context)));
+            runtime.spawn_blocking(move || {
+                let reply = catch_unwind(AssertUnwindSafe(|| late(&filesystem, &context)));
+                context.reply(reply.unwrap_or(Err(Errno::IO)));
+            });
         })
     }
 

@@ -172,53 +172,71 @@ impl ServerThreads {
         let counted = RunningThread::new(self.clone());
         let device = self.queues[number % self.queues.len()].clone();
         let thread = std::thread::Builder::new().name(format!("fuse-{number}"));
-        thread.spawn(move || counted.0.serve(&device)).map(drop)
+        thread.spawn(move || counted.serve(&device)).map(drop)
+    }
+
+    /// Takes a thread off the count, if there are enough others.
+    fn leave(&self) -> bool {
+        self.running.send_if_modified(|count| {
+            let may_leave = *count > MIN_THREADS;
+            *count -= usize::from(may_leave);
+            may_leave
+        })
     }
 
     /// Reads requests and replies to them until the mount is gone, or handed over: what is read afterwards is left to the next
-    /// process, which gets it again.
-    fn serve(self: &Arc<Self>, device: &Arc<Device>) {
+    /// process, which gets it again. True where the thread has taken itself off the count, as another has its place.
+    fn serve(self: &Arc<Self>, device: &Arc<Device>) -> bool {
         let mut buffer = vec![0; REQUEST_BUFFER_BYTES];
         loop {
             self.demand.begin_wait();
             let read = device.read(&mut buffer);
             let needed = self.demand.end_wait();
             match read {
-                Ok(_) if self.filesystem.replies.is_handed_over() => return,
+                Ok(_) if self.filesystem.replies.is_handed_over() => return false,
                 Ok(bytes) => {
                     if let Some(Err(error)) = needed.map(|number| self.start(number)) {
                         tracing::warn!(%error, "cannot start a thread: a mount is served by fewer");
                     }
                     serve_request(&self.filesystem, device, bytes);
-                    if late_requests::is_replaced() && *self.running.borrow() > MIN_THREADS {
-                        return;
+                    if late_requests::is_replaced() && self.leave() {
+                        return true;
                     }
                 }
                 // NOENT: the request was aborted before it was read.
                 Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
-                Err(Errno::NODEV | Errno::CONNABORTED) => return,
+                Err(Errno::NODEV | Errno::CONNABORTED) => return false,
                 Err(error) => {
                     tracing::error!(%error, "cannot read requests of a mount");
-                    return;
+                    return false;
                 }
             }
         }
     }
 }
 
-/// Counts a thread while it runs.
-struct RunningThread(Arc<ServerThreads>);
+/// Counts a thread while it runs, unless it has taken itself off the count.
+struct RunningThread {
+    threads: Arc<ServerThreads>,
+    is_counted: bool,
+}
 
 impl RunningThread {
     fn new(threads: Arc<ServerThreads>) -> Self {
         threads.running.send_modify(|count| *count += 1);
-        Self(threads)
+        Self { threads, is_counted: true }
+    }
+
+    fn serve(mut self, device: &Arc<Device>) {
+        self.is_counted = !self.threads.serve(device);
     }
 }
 
 impl Drop for RunningThread {
     fn drop(&mut self) {
-        self.0.running.send_modify(|count| *count -= 1);
+        if self.is_counted {
+            self.threads.running.send_modify(|count| *count -= 1);
+        }
     }
 }
 

@@ -34,6 +34,11 @@ impl Content {
         flight: &Arc<Flight>,
         (scope, urgency): (FetchScope, Urgency),
     ) -> Result<FetchOutcome> {
+        // It was found on a disk that did not answer before.
+        if self.is_whole() {
+            flight.extent().range().for_each(|index| flight.deliver(index, Delivery::Stored));
+            return Ok(FetchOutcome::Complete);
+        }
         let wanted = match self.part().and_then(|part| missing_unless_doubted(&part, flight)) {
             Some(wanted) => wanted,
             None => {

@@ -34,11 +34,7 @@ impl Content {
             let removals = self.removals.load(SeqCst);
             if let Some(file) = cache.open_whole(&self.blob.key, self.blob.size)? {
                 *self.whole.write() = Some(Arc::new(file));
-                // What was fetched while the disk did not answer, and who waits for it to be whole.
-                let fetched = self.slot().take();
-                if let Some(Err(error)) = fetched.map(|part| cache.discard(&part)) {
-                    tracing::warn!(%error, "cannot remove a part of what is whole");
-                }
+                // Others may have used it while the disk did not answer.
                 self.changed.notify_waiters();
             } else if let Some(partial) = cache.resume(&self.blob.key, self.blob.size)? {
                 *self.slot() = Some(partial);

@@ -48,7 +48,7 @@ pub fn empty(trash: PathBuf) -> Option<JoinHandle<()>> {
 }
 
 /// Removes what lies in the directory `trash`. When it returns, the space of all that is free, also of what another thread or process
-/// was removing.
+/// was removing, unless that took longer than [`TRASH_LOCK_TIMEOUT`].
 fn remove_all(trash: &Path) {
     let _lock = lock_trash(trash);
     let mut round = TrashPass { removed: true, ..TrashPass::default() };

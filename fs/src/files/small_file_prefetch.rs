@@ -24,7 +24,7 @@ const PARALLEL_FETCHES: usize = 16;
 const BATCH_FILES: usize = 8;
 
 /// How many threads look for files at once: a disk that hangs keeps each, and others need some.
-const PARALLEL_BATCHES: usize = 8;
+const PARALLEL_BATCHES: usize = 4;
 
 /// How many bytes are prefetched at once for one sequence at the most.
 const WINDOW_BYTES: u64 = 32 << 20;
