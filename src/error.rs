@@ -41,6 +41,7 @@ pub struct Error {
     kind: Kind,
     context: String,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    is_of_disk: bool,
 }
 
 impl Kind {
@@ -64,7 +65,7 @@ impl Kind {
 impl Error {
     /// An error without a cause. `context` says what failed, where, and what to do.
     pub fn new(kind: Kind, context: impl Into<String>) -> Self {
-        Self { kind, context: context.into(), source: None }
+        Self { kind, context: context.into(), source: None, is_of_disk: false }
     }
 
     /// An error with the error that caused it.
@@ -73,13 +74,19 @@ impl Error {
         context: impl Into<String>,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
-        Self { kind, context: context.into(), source: Some(source.into()) }
+        Self { kind, context: context.into(), source: Some(source.into()), is_of_disk: false }
     }
 
     /// An error of the local disk: [`Kind::NoSpace`] where the disk is full, else [`Kind::Disk`].
     pub fn disk(context: impl Into<String>, source: std::io::Error) -> Self {
         let full = matches!(source.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
-        Self::with(if full { Kind::NoSpace } else { Kind::Disk }, context, source)
+        let error = Self::with(if full { Kind::NoSpace } else { Kind::Disk }, context, source);
+        Self { is_of_disk: true, ..error }
+    }
+
+    /// Whether the local disk itself has failed, or is full: not so where the limits of the cache leave no room.
+    pub fn is_of_disk(&self) -> bool {
+        self.is_of_disk
     }
 
     /// The kind of the error.
@@ -109,7 +116,7 @@ impl Error {
 
     /// A copy that several waiters can be given: the causes are folded into its message.
     pub fn share(&self) -> Self {
-        Self::new(self.kind, self.to_string())
+        Self { is_of_disk: self.is_of_disk, ..Self::new(self.kind, self.to_string()) }
     }
 }
 

@@ -234,7 +234,9 @@ impl Stage {
                         sleep(DISK_POLL_INTERVAL).await;
                     }
                 }
-                Err(error) if error.kind() == Kind::NoSpace => match room_waits.next() {
+                // On a disk that is full, more writes can do harm: its file system may fail as a whole.
+                Err(error) if error.kind() == Kind::NoSpace && !error.is_of_disk() => match room_waits.next()
+                {
                     Some(wait) => sleep(wait).await,
                     None => return Err(error),
                 },
