@@ -1,15 +1,17 @@
 //! Timeouts that do not count time in which this process got no processor.
 
+use std::borrow::BorrowMut;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
 /// The unit in which time is counted. A process that gets no processor for a while hears no peer, which is not the peer's
 /// fault: however long it takes until the end of a tick is noticed, it counts as one.
-const TICK: Duration = Duration::from_millis(100);
+pub const TICK: Duration = Duration::from_millis(100);
 
-/// The result of `work`, or `None` when what is `left` has passed. Takes the time that passed from `left`.
-pub async fn within<T>(left: &mut Duration, work: impl Future<Output = T>) -> Option<T> {
+/// The result of `work`, or `None` when what is `left` has passed. Takes the time that passed from `left`, if that is the caller's.
+pub async fn within<T>(mut left: impl BorrowMut<Duration>, work: impl Future<Output = T>) -> Option<T> {
+    let left = left.borrow_mut();
     tokio::pin!(work);
     while !left.is_zero() {
         let (tick, began) = (TICK.min(*left), Instant::now());

@@ -47,7 +47,7 @@ pub async fn query(sockets: Vec<PathBuf>) -> Result<BTreeMap<PathBuf, Result<Age
 
 /// Queries the status of the agent at `socket`; `None` where there is none.
 async fn query_one(socket: PathBuf) -> Option<(PathBuf, Result<AgentStatus, String>)> {
-    let answer = match within(&mut QUERY_TIMEOUT.clone(), Client::new(&socket).status()).await {
+    let answer = match within(QUERY_TIMEOUT, Client::new(&socket).status()).await {
         Some(Err(ClientError::NotRunning(_))) => return None,
         Some(answer) => answer.map_err(|error| text::line(&error.into())),
         None => Err(unresponsive(&socket)),

@@ -80,7 +80,6 @@ mod flush;
 mod fusermount;
 mod idle_cache;
 mod invalidation;
-mod late_requests;
 mod ledger;
 mod metrics;
 mod mount;
@@ -92,6 +91,7 @@ mod replies;
 mod request_table;
 mod sequence_detector;
 mod session;
+mod stalled_requests;
 mod tree;
 mod wire;
 mod xattr;
@@ -116,10 +116,10 @@ use crate::expiry::idle_expiry;
 use crate::files::{FileHandles, FileTable, StatelessFiles};
 use crate::handover::MountDescriptors;
 use crate::invalidation::KernelCache;
-use crate::late_requests::LateRequests;
 use crate::ledger::{Ledger, LedgerEntry, MountFeatures};
 use crate::ops::Filesystem;
 use crate::replies::PendingReplies;
+use crate::stalled_requests::StalledRequests;
 
 pub use crate::metrics::{RequestMetrics, RequestTotals};
 pub use crate::mount_options::Options;
@@ -352,7 +352,7 @@ fn filesystem(
         replies,
         metrics,
         activity,
-        late: LateRequests::default(),
+        late: StalledRequests::default(),
     });
     runtime.spawn(idle_expiry(Arc::downgrade(&filesystem), wake_signal));
     // Backing files of the previous process may be idle already.

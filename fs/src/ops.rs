@@ -3,7 +3,6 @@
 //! What the manifest or the local disk knows is answered at once, on the thread that read the request. What may have to wait
 //! for another tier becomes a task ([`replies`](crate::replies)): no device thread ever waits for the network.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
@@ -17,9 +16,9 @@ use tokio::runtime::Handle;
 use crate::activity::ActivitySignal;
 use crate::errno;
 use crate::files::{FileTable, OpenOutcome};
-use crate::late_requests::LateRequests;
 use crate::metrics::RequestMetrics;
 use crate::replies::{PendingReplies, Reply, RequestContext};
+use crate::stalled_requests::StalledRequests;
 use crate::tree::{self, DirPosition, FileOwner};
 use crate::wire::abi::StatfsOut;
 use crate::wire::dir::DirentBuffer;
@@ -49,7 +48,7 @@ pub(crate) struct Filesystem {
     pub(crate) replies: PendingReplies,
     pub(crate) metrics: Arc<RequestMetrics>,
     pub(crate) activity: ActivitySignal,
-    pub(crate) late: LateRequests,
+    pub(crate) late: StalledRequests,
 }
 
 impl Filesystem {
@@ -103,10 +102,7 @@ impl Filesystem {
             };
             // The manifest may have to be read, too.
             let runtime = filesystem.runtime.clone();
-            runtime.spawn_blocking(move || {
-                let reply = catch_unwind(AssertUnwindSafe(|| late(&filesystem, &context)));
-                context.reply(reply.unwrap_or(Err(Errno::IO)));
-            });
+            runtime.spawn_blocking(move || context.reply_with(|| late(&filesystem, &context)));
         })
     }
 

@@ -2,6 +2,7 @@
 //! task.
 
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -56,6 +57,11 @@ impl RequestContext {
     /// The name of its operation.
     fn operation_name(&self) -> &'static str {
         metrics::operation_name(self.operation)
+    }
+
+    /// Sends the reply that `work` makes. A panic becomes EIO: neither the caller nor others may wait for ever.
+    pub(crate) fn reply_with(&self, work: impl FnOnce() -> Result<Reply, Errno>) {
+        self.reply(catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(Errno::IO)));
     }
 
     /// Sends the reply.

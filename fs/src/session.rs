@@ -1,7 +1,6 @@
 //! The session: the handshake with the kernel, and the threads that read its requests.
 
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -12,10 +11,10 @@ use tokio::sync::watch;
 use zerocopy::IntoBytes;
 
 use crate::device::Device;
-use crate::late_requests;
 use crate::metrics;
 use crate::ops::{Filesystem, MAX_READ_BYTES};
 use crate::replies::RequestContext;
+use crate::stalled_requests;
 use crate::wire::abi::InitOut;
 use crate::wire::flags::{MAJOR, MIN_MINOR, MINOR, init};
 use crate::wire::request::{Operation, Request};
@@ -145,10 +144,8 @@ pub(crate) fn start(
     for number in 0..MIN_THREADS {
         threads.start(number).map_err(|e| Error::disk("cannot start a thread", e))?;
     }
-    threads
-        .filesystem
-        .runtime
-        .spawn(replace_late(Arc::downgrade(&threads), threads.filesystem.late.replaced()));
+    let replace = replace_late(Arc::downgrade(&threads), threads.filesystem.late.replaced());
+    threads.filesystem.runtime.spawn(replace);
     Ok(left)
 }
 
@@ -199,7 +196,7 @@ impl ServerThreads {
                         tracing::warn!(%error, "cannot start a thread: a mount is served by fewer");
                     }
                     serve_request(&self.filesystem, device, bytes);
-                    if late_requests::is_replaced() && self.leave() {
+                    if stalled_requests::is_replaced() && self.leave() {
                         return true;
                     }
                 }
@@ -277,7 +274,7 @@ impl ThreadDemand {
     }
 }
 
-/// Replies to one request. A panic becomes EIO: neither the caller nor others may wait for ever.
+/// Replies to one request.
 fn serve_request(filesystem: &Filesystem, device: &Arc<Device>, bytes: &[u8]) {
     let since = Instant::now();
     let Some(request) = Request::decode(bytes) else {
@@ -288,8 +285,7 @@ fn serve_request(filesystem: &Filesystem, device: &Arc<Device>, bytes: &[u8]) {
     let metrics = filesystem.metrics.clone();
     let context =
         RequestContext { device: device.clone(), unique: request.unique, operation, since, metrics };
-    let reply = catch_unwind(AssertUnwindSafe(|| filesystem.handle(&context, &request)));
-    context.reply(reply.unwrap_or(Err(Errno::IO)));
+    context.reply_with(|| filesystem.handle(&context, &request));
 }
 
 #[cfg(test)]

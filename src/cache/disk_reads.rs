@@ -9,8 +9,8 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 
 use crate::error::{Error, Kind, Result};
-use crate::late::{LATE_AFTER, LateWatch, Watched};
 use crate::task::lost;
+use crate::watchdog::{WATCHDOG_TIMEOUT, Watchdog, WatchdogGuard};
 
 /// How many reads may wait for the disk on threads of a runtime: half of those that it has, so that the others do what needs no disk.
 const MAX_BLOCKING_READS: usize = 32;
@@ -18,7 +18,7 @@ const MAX_BLOCKING_READS: usize = 32;
 /// The reads of a disk.
 #[derive(Debug)]
 pub struct DiskReads {
-    watch: Arc<LateWatch>,
+    watch: Arc<Watchdog>,
     /// How many are late.
     late: watch::Sender<isize>,
     blocking: Arc<Semaphore>,
@@ -39,7 +39,7 @@ impl DiskReads {
 
     /// The error of what is not read from a disk that does not answer.
     pub fn refusal() -> Error {
-        Error::new(Kind::Busy, format!("the cache's disk did not answer within {LATE_AFTER:?}"))
+        Error::new(Kind::Busy, format!("the cache's disk did not answer within {WATCHDOG_TIMEOUT:?}"))
     }
 
     /// Runs `read`, which reads from the disk, on this thread, watched by a task of `runtime`.
@@ -105,7 +105,7 @@ impl DiskReads {
 /// A read under way, however it ends.
 struct RunningRead<'a> {
     reads: &'a DiskReads,
-    watched: Option<Watched>,
+    watched: Option<WatchdogGuard>,
 }
 
 impl Drop for RunningRead<'_> {

@@ -7,16 +7,14 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::time::Duration;
 use std::{mem, thread};
 
 use crossbeam::channel::{Receiver, Sender, bounded};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, Kind, Result};
+use crate::timeout::TICK;
 
-/// The unit in which time is counted: time in which a caller gets no processor counts as one at the most.
-const TICK: Duration = Duration::from_millis(100);
 /// How many ticks a caller waits for its write: a second. A block takes milliseconds; a disk that is only busy answers others
 /// meanwhile.
 const WRITE_TICKS: u32 = 10;

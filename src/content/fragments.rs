@@ -21,7 +21,6 @@ use crate::cache::presence::BlockState;
 use crate::error::{Kind, Result};
 use crate::fetch::Wanted;
 use crate::origin;
-use crate::tier::Urgency;
 
 use super::Content;
 
@@ -205,17 +204,9 @@ impl Content {
     }
 
     async fn fetch_fragment(&self, fragment: u64) -> Result<Bytes> {
-        let _flying = self.resources.metrics.start_flight();
-        let ticket = self.resources.direct_budget.queue(FRAGMENT, Urgency::Read);
-        let _permit = ticket.await_grant().await;
-        let fetched = Mutex::new(Bytes::new());
-        let accept = async |arrival: Arrival| {
-            // What arrived may lie in a larger buffer, all of which it would keep.
-            *fetched.lock() = Bytes::copy_from_slice(&arrival.bytes);
-            Ok(arrival.index)
-        };
-        self.fetch_for_reader(Wanted::fragment(fragment), accept).await?;
-        Ok(fetched.into_inner())
+        // What arrived may lie in a larger buffer, all of which it would keep.
+        let keep = |arrival: Arrival| Ok(Bytes::copy_from_slice(&arrival.bytes));
+        self.fetch_for_reader(Wanted::fragment(fragment), FRAGMENT, keep).await
     }
 }
 

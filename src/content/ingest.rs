@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use bytes::Bytes;
+use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tracing::Instrument;
@@ -92,17 +94,28 @@ impl Content {
         self.ladder().fetch(&self.blob, wanted, (scope, &|| flight.urgency()), stall_limit, accept).await
     }
 
-    /// Fetches what one reader wants, directly and outside of all flights: `accept` keeps it.
-    pub(super) async fn fetch_for_reader<F, A>(&self, wanted: Wanted, accept: F) -> Result<()>
-    where
-        F: Fn(Arrival) -> A + Send + Sync,
-        A: Future<Output = Result<u64>> + Send,
-    {
+    /// Fetches the one piece of `len` bytes that readers want, directly and outside of all flights: what `keep` makes of it.
+    pub(super) async fn fetch_for_reader(
+        &self,
+        wanted: Wanted,
+        len: u64,
+        keep: impl Fn(Arrival) -> Result<Bytes> + Send + Sync,
+    ) -> Result<Bytes> {
+        let _flying = self.resources.metrics.start_flight();
+        let ticket = self.resources.direct_budget.queue(len, Urgency::Read);
+        let _permit = ticket.await_grant().await;
+        let fetched = Mutex::new(Bytes::new());
+        let accept = async |arrival: Arrival| {
+            let index = arrival.index;
+            *fetched.lock() = keep(arrival)?;
+            Ok(index)
+        };
         let fetch = || async {
             let scope = (FetchScope::Direct, &(|| Urgency::Read) as &(dyn Fn() -> Urgency + Sync));
             self.ladder().fetch(&self.blob, wanted.clone(), scope, READ_DEADLINE, &accept).await
         };
-        self.ladders.fetch(fetch).await.map(drop)
+        self.ladders.fetch(fetch).await?;
+        Ok(fetched.into_inner())
     }
 
     /// Accepts a block on a blocking thread, under a hash permit.
@@ -168,10 +181,9 @@ impl Content {
         }
         self.resources.blocks_transferred.fetch_add(1, Relaxed);
         flight.deliver(index, Delivery::Bytes(verified.bytes().clone()));
-        let is_kept_on_disk_alone = is_too_long_for_memory(flight);
         match self.partial().and_then(|partial| partial.put(verified)) {
             Ok(()) => flight.deliver(index, Delivery::Stored),
-            Err(error) if is_kept_on_disk_alone => return Err(error),
+            Err(error) if is_too_long_for_memory(flight) => return Err(error),
             Err(error) => {
                 if self.resources.recent_blocks.put_only_copy(self.blob.key, index, verified.bytes().clone())
                 {

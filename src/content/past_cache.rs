@@ -9,7 +9,6 @@ use tokio::sync::OnceCell;
 
 use crate::block::{self, Arrival};
 use crate::error::{Error, Kind, Result};
-use crate::tier::Urgency;
 
 use super::Content;
 
@@ -46,19 +45,10 @@ impl Content {
     }
 
     async fn fetch_unstored(&self, index: u64) -> Result<Bytes> {
-        let _flying = self.resources.metrics.start_flight();
-        let len = block::len(self.blob.size, index);
-        let ticket = self.resources.direct_budget.queue(len, Urgency::Read);
-        let _permit = ticket.await_grant().await;
-        let fetched = Mutex::new(Bytes::new());
-        let known = self.blob.checks.as_ref().and_then(|checks| checks.get(index as usize));
-        let accept = async |arrival: Arrival| {
-            let verified = arrival.verify(known)?;
-            *fetched.lock() = verified.bytes().clone();
-            Ok(index)
-        };
-        self.fetch_for_reader(vec![index].into(), accept).await?;
-        let bytes = fetched.into_inner();
+        let (len, known) = (block::len(self.blob.size, index), self.blob.checks.as_ref());
+        let known = known.and_then(|checks| checks.get(index as usize));
+        let keep = |arrival: Arrival| arrival.verify(known).map(|verified| verified.bytes().clone());
+        let bytes = self.fetch_for_reader(vec![index].into(), len, keep).await?;
         self.resources.recent_blocks.put_only_copy(self.blob.key, index, bytes.clone());
         Ok(bytes)
     }

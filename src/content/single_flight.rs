@@ -110,7 +110,7 @@ impl Content {
         if !self.is_shared() {
             return flight.block(index).await;
         }
-        if let Some(delivery) = within(&mut HEDGE_DELAY.clone(), flight.block(index)).await {
+        if let Some(delivery) = within(HEDGE_DELAY, flight.block(index)).await {
             return delivery;
         }
         match self.join_or_start_in(FetchScope::Direct, index, 1, Urgency::Read) {

@@ -283,7 +283,7 @@ impl Peers {
                     format!("the peer {} did not respond within {RESPONSE_TIMEOUT:?}", peer.id),
                 )
             };
-            let response = within(&mut RESPONSE_TIMEOUT.clone(), self.client.request(&peer, &request)).await;
+            let response = within(RESPONSE_TIMEOUT, self.client.request(&peer, &request)).await;
             let response = response
                 .unwrap_or_else(|| Err(timed_out()))
                 .inspect_err(|error| self.record_failure(&peer, error))?;

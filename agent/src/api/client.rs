@@ -118,14 +118,14 @@ impl Client {
     /// The status of the agent and its mounts.
     pub async fn status(&self) -> Result<AgentStatus, ClientError> {
         let late = || self.broken(io::Error::new(io::ErrorKind::TimedOut, "the agent does not respond"));
-        within(&mut STATUS_TIMEOUT.clone(), self.read("/v1/status")).await.unwrap_or_else(|| Err(late()))
+        within(STATUS_TIMEOUT, self.read("/v1/status")).await.unwrap_or_else(|| Err(late()))
     }
 
     /// Whether the agent lives, and with `ready`, whether what was mounted before it started is back.
     pub async fn check_health(&self, ready: bool) -> Result<(), ClientError> {
         let late = || self.broken(io::Error::new(io::ErrorKind::TimedOut, "the agent does not respond"));
         let path = if ready { "/readyz" } else { "/healthz" };
-        let answer = within(&mut HEALTH_TIMEOUT.clone(), self.read::<Health>(path)).await;
+        let answer = within(HEALTH_TIMEOUT, self.read::<Health>(path)).await;
         answer.unwrap_or_else(|| Err(late())).map(drop)
     }
 
@@ -148,7 +148,7 @@ impl Client {
         Q: Serialize,
         A: DeserializeOwned,
     {
-        let alive = within(&mut LIVENESS_TIMEOUT.clone(), self.read::<Health>("/healthz")).await;
+        let alive = within(LIVENESS_TIMEOUT, self.read::<Health>("/healthz")).await;
         match alive.ok_or_else(|| ClientError::Unresponsive(self.socket.clone()))? {
             Err(error) if error.is_gone() => return Err(error),
             // Any other answer says that it lives.

@@ -1,38 +1,35 @@
-//! Late work: what blocks a thread for longer than it should is noticed by another one.
+//! The watchdog: work that blocks its thread for longer than it should is noticed by another one.
 //!
 //! A disk that hangs blocks the thread that reads from it, and no signal ends that. Such work is watched: where it is late,
 //! something else is done in its place, while its thread waits on.
 
 use std::collections::BTreeMap;
 use std::mem;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-/// The unit in which time is counted. Time in which this process gets no processor counts as one at the most: it is no fault of
-/// the disk.
-const TICK: Duration = Duration::from_millis(100);
+use crate::timeout::TICK;
 
 /// After how many ticks work is late: two seconds. A block takes milliseconds; what has been waiting for longer on a disk that is only
 /// busy comes from elsewhere in less.
-const LATE_TICKS: u64 = 20;
+const WATCHDOG_TICKS: u64 = 20;
 
 /// When work is late, after its beginning.
-pub const LATE_AFTER: Duration = Duration::from_millis(TICK.as_millis() as u64 * LATE_TICKS);
+pub const WATCHDOG_TIMEOUT: Duration = Duration::from_millis(TICK.as_millis() as u64 * WATCHDOG_TICKS);
 
 type OnLate = Box<dyn FnOnce() + Send>;
 
 /// The work that is watched.
 #[derive(Default)]
-pub struct LateWatch {
-    watched: Mutex<WatchedWork>,
+pub struct Watchdog {
+    watched: Mutex<WatchedOperations>,
 }
 
 #[derive(Default)]
-struct WatchedWork {
+struct WatchedOperations {
     now: u64,
     next: u64,
     /// In the order in which it began: in which tick, and what is done when it is late.
@@ -43,21 +40,25 @@ struct WatchedWork {
 /// A piece of work that is watched until this is dropped.
 #[must_use]
 #[derive(Debug)]
-pub struct Watched {
+pub struct WatchdogGuard {
     /// `None` once it has ended.
-    watch: Option<Arc<LateWatch>>,
+    watch: Option<Arc<Watchdog>>,
     number: u64,
 }
 
-impl std::fmt::Debug for LateWatch {
+impl std::fmt::Debug for Watchdog {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "LateWatch of {}", self.watched.lock().work.len())
+        write!(f, "Watchdog of {}", self.watched.lock().work.len())
     }
 }
 
-impl LateWatch {
-    /// Watches work that begins now: `on_late` is called by a task of `runtime` when it takes two seconds, and must not block.
-    pub fn begin(self: &Arc<Self>, runtime: &Handle, on_late: impl FnOnce() + Send + 'static) -> Watched {
+impl Watchdog {
+    /// Watches work that begins now: `on_late` is called by a task of `runtime` when it takes two seconds, and must neither block nor panic.
+    pub fn begin(
+        self: &Arc<Self>,
+        runtime: &Handle,
+        on_late: impl FnOnce() + Send + 'static,
+    ) -> WatchdogGuard {
         let mut watched = self.watched.lock();
         let (number, began) = (watched.next, watched.now);
         watched.next += 1;
@@ -67,7 +68,7 @@ impl LateWatch {
         if must_tick {
             runtime.spawn(self.clone().tick());
         }
-        Watched { watch: Some(self.clone()), number }
+        WatchdogGuard { watch: Some(self.clone()), number }
     }
 
     /// Counts ticks for as long as anything is watched.
@@ -75,11 +76,7 @@ impl LateWatch {
         loop {
             tokio::time::sleep(TICK).await;
             let Some(late) = self.advance() else { return };
-            for on_late in late {
-                if catch_unwind(AssertUnwindSafe(on_late)).is_err() {
-                    tracing::error!("what is done in place of late work panicked, which is a bug in bdnfs");
-                }
-            }
+            late.into_iter().for_each(|on_late| on_late());
         }
     }
 
@@ -92,7 +89,7 @@ impl LateWatch {
             return None;
         }
         let now = watched.now;
-        let first_in_time = watched.work.iter().find(|(_, (began, _))| began + LATE_TICKS >= now);
+        let first_in_time = watched.work.iter().find(|(_, (began, _))| began + WATCHDOG_TICKS >= now);
         let first_in_time = first_in_time.map_or(u64::MAX, |(number, _)| *number);
         let in_time = watched.work.split_off(&first_in_time);
         let late = mem::replace(&mut watched.work, in_time);
@@ -100,7 +97,7 @@ impl LateWatch {
     }
 }
 
-impl Watched {
+impl WatchdogGuard {
     /// Ends the watch. False where the work was late: what was to be done then is done, or about to be.
     pub fn end(mut self) -> bool {
         self.take()
@@ -112,7 +109,7 @@ impl Watched {
     }
 }
 
-impl Drop for Watched {
+impl Drop for WatchdogGuard {
     fn drop(&mut self) {
         self.take();
     }
@@ -127,7 +124,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn late_work_after_two_seconds_is_told() {
-        let (watch, runtime) = (Arc::new(LateWatch::default()), Handle::current());
+        let (watch, runtime) = (Arc::new(Watchdog::default()), Handle::current());
         let (told, mut late) = mpsc::unbounded_channel();
         let begin = |name: &'static str| {
             let told = told.clone();
@@ -149,7 +146,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn work_without_a_processor_is_not_late() {
-        let (watch, runtime) = (Arc::new(LateWatch::default()), Handle::current());
+        let (watch, runtime) = (Arc::new(Watchdog::default()), Handle::current());
         let watched = watch.begin(&runtime, || panic!("it is not late"));
         tokio::time::sleep(TICK / 2).await;
         tokio::time::advance(Duration::from_secs(60)).await;

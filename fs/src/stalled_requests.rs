@@ -1,10 +1,10 @@
-//! Late requests: one whose thread waits for a disk that hangs is answered by a task, and another thread takes its place.
+//! Stalled requests: one whose thread waits for a disk that hangs is answered by a task, and another thread takes its place.
 
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering::SeqCst};
 
-use bdnfs::late::LateWatch;
+use bdnfs::watchdog::Watchdog;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
@@ -19,8 +19,8 @@ thread_local! {
 
 /// The requests of a mount whose threads touch the disk.
 #[derive(Debug, Default)]
-pub(crate) struct LateRequests {
-    watch: Arc<LateWatch>,
+pub(crate) struct StalledRequests {
+    watch: Arc<Watchdog>,
     /// How many threads have waited for too long, and wait still.
     stuck: Arc<AtomicIsize>,
     /// How many threads were to be replaced so far.
@@ -32,7 +32,7 @@ pub(crate) fn is_replaced() -> bool {
     IS_REPLACED.get()
 }
 
-impl LateRequests {
+impl StalledRequests {
     /// The number of threads that were to be replaced, as it grows.
     pub(crate) fn replaced(&self) -> watch::Receiver<usize> {
         self.replaced.subscribe()
@@ -41,7 +41,7 @@ impl LateRequests {
     /// Does `work`, which touches the local disk, on this thread.
     ///
     /// # Errors
-    /// What `work` has come to, where that took too long: a task of `runtime` has called `on_late`, which must not block.
+    /// What `work` has come to, where that took too long: a task of `runtime` has called `on_late`, which must neither block nor panic.
     pub(crate) fn watch<T>(
         &self,
         runtime: &Handle,
