@@ -36,11 +36,8 @@ use crate::volumes::Volumes;
 
 /// How long an agent that is to unmount everything waits until the mounts of the last run are restored.
 const RESTORE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the status waits for the disk of the volumes: who asks for it waits for two seconds.
-const UNSAVED_LISTING_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// How long it waits for the disk of the cache.
-const LOCAL_COUNT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long the status waits for the disks of the volumes and of the cache: who asks for it waits for two seconds.
+const STATUS_DISK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// An agent: the engine, mounts, jobs and publications of one cache.
 #[derive(Debug)]
@@ -256,7 +253,7 @@ impl Agent {
         // Volumes may lie on a disk that does not answer, and until the agent is ready their jobs are not known.
         let unsaved = blocking(move || Ok(jobs.unsaved_directories(&listed)));
         let unsaved = async {
-            let listed = timeout(UNSAVED_LISTING_TIMEOUT, unsaved);
+            let listed = timeout(STATUS_DISK_TIMEOUT, unsaved);
             if ready { listed.await.unwrap_or_else(|_| Ok(Vec::new())) } else { Ok(Vec::new()) }
         };
         let locals = Arc::new(parking_lot::Mutex::new(vec![None; mounts.len()]));
@@ -277,7 +274,7 @@ impl Agent {
         };
         let status = async {
             // A disk that does not answer is no reason to say nothing.
-            within(&mut LOCAL_COUNT_TIMEOUT.clone(), count).await.unwrap_or(Ok(()))?;
+            within(STATUS_DISK_TIMEOUT, count).await.unwrap_or(Ok(()))?;
             let locals = locals.lock().clone();
             blocking(move || Ok(answer(locals))).await
         };

@@ -3,9 +3,11 @@
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use bdnfs_tests::MIB;
-use bdnfs_tests::disk::LoopDisk;
+use bdnfs_tests::disk::{DiskFault, LoopDisk};
 use bdnfs_tests::fault::ServerFault;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::{is_local, is_mounted};
@@ -33,6 +35,23 @@ fn forget_pages(directory: &Path) {
 
 fn drop_pages(path: &Path) {
     rustix::fs::fadvise(File::open(path).unwrap(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
+}
+
+/// Asserts that who reads the file at `path` waits for its disk as long as that has this fault, and then gets `bytes`.
+fn assert_read_waits(
+    machine: &Machine,
+    path: &Path,
+    bytes: &[u8],
+    (fault, while_it_lasts): (DiskFault, Duration),
+) {
+    let out = machine.directory("read").join("out");
+    let mut command = machine.program("cat", &[path]);
+    let mut reader = command.stdout(File::create(&out).unwrap()).spawn().unwrap();
+    thread::sleep(while_it_lasts);
+    assert!(reader.try_wait().unwrap().is_none(), "it waits for the disk");
+    drop(fault);
+    assert!(wait_for_exit(&mut reader, "a reader").success());
+    assert_same(bytes, &fs::read(out).unwrap(), "the file");
 }
 
 /// Reads a file in a process of its own, which ends within a minute or fails the test.
@@ -126,14 +145,7 @@ fn what_no_other_tier_has_waits_for_a_cache_disk_that_hangs() {
     let point = machine.mount_with("s3://bucket", "mnt", &["--offline"]);
     forget_pages(&machine.cache().join("tenants"));
     let Some(hanging) = disk.hang() else { return };
-    let out = machine.directory("read").join("out");
-    let mut command = machine.program("cat", &[point.join("file")]);
-    let mut reader = command.stdout(File::create(&out).unwrap()).spawn().unwrap();
-    std::thread::sleep(std::time::Duration::from_secs(5));
-    assert!(reader.try_wait().unwrap().is_none(), "it waits for the disk");
-    drop(hanging);
-    assert!(wait_for_exit(&mut reader, "a reader").success());
-    assert_same(&bytes, &fs::read(out).unwrap(), "the file");
+    assert_read_waits(&machine, &point.join("file"), &bytes, (hanging, Duration::from_secs(5)));
     machine.umount(&point);
 }
 
@@ -146,15 +158,8 @@ fn file_of_a_server_without_ranges_waits_for_a_disk_that_is_frozen_for_a_moment(
     s3.faults.set(ServerFault::IgnoreRange);
     let machine = Machine::new().with_cache(&disk.path().join("cache"));
     let point = machine.mount_with("s3://bucket", "mnt", &["--endpoint", &s3.server.url(), "--anonymous"]);
-    let frozen = disk.freeze();
-    let out = machine.directory("read").join("out");
-    let mut command = machine.program("cat", &[point.join("weights")]);
-    let mut reader = command.stdout(File::create(&out).unwrap()).spawn().unwrap();
-    std::thread::sleep(std::time::Duration::from_secs(4));
-    assert!(reader.try_wait().unwrap().is_none(), "it waits for the disk");
-    drop(frozen);
-    assert!(wait_for_exit(&mut reader, "a reader").success());
-    assert_same(&bytes, &fs::read(out).unwrap(), "the file");
+    let fault = (disk.freeze(), Duration::from_secs(4));
+    assert_read_waits(&machine, &point.join("weights"), &bytes, fault);
     machine.umount(&point);
 }
 
@@ -245,7 +250,7 @@ fn stage_on_disk_frozen_for_a_while_completes() {
     let point = machine.mount("s3://bucket", "mnt");
     let frozen = disk.freeze();
     let mut waiting = machine.command(&[Path::new("wait"), &point]).spawn().unwrap();
-    std::thread::sleep(std::time::Duration::from_secs(4));
+    thread::sleep(Duration::from_secs(4));
     assert!(waiting.try_wait().unwrap().is_none(), "it waits for the disk");
     drop(frozen);
     assert!(wait_for_exit(&mut waiting, "a stage").success());
