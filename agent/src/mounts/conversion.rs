@@ -14,7 +14,8 @@ use super::attachment::Attachment;
 use super::manager::MountManager;
 use super::mount::ManagedMount;
 use super::mounter::Mounter;
-use crate::api::{ApiResult, Failure, MountBackend, MountRequest};
+use crate::api::{ApiResult, Failure, MountBackend, MountRequest, StageStatus};
+use crate::lifecycle::KeepAlive;
 
 impl Mounter {
     /// Whether `request` wants a native mount of `snapshot`.
@@ -51,16 +52,33 @@ impl Mounter {
 }
 
 impl MountManager {
-    /// Converts a mount as soon as all of it is local, if its request wants that.
-    pub(super) fn convert_when_staged(self: &Arc<Self>, managed: &Arc<ManagedMount>) {
+    /// Starts to stage `managed`, which is converted as soon as all of it is local, if its request wants that.
+    pub(super) fn stage_and_convert(
+        self: &Arc<Self>,
+        managed: &Arc<ManagedMount>,
+        verify: bool,
+    ) -> StageStatus {
+        // Marked first: a stage that is done at once must not be reported as done before the conversion.
+        let alive = self.begin_conversion(managed);
+        let status = managed.stage(verify);
+        if let Some(alive) = alive {
+            self.convert_when_staged(managed, alive);
+        }
+        status
+    }
+
+    /// Marks `managed` as about to become native, if its request wants that, and nothing does so already.
+    fn begin_conversion(&self, managed: &ManagedMount) -> Option<KeepAlive> {
         let is_lazy = matches!(&*managed.attachment(), Attachment::Fuse(mount) if !mount.is_resumed());
         if !is_lazy || !self.mounter.wants_native(managed.snapshot(), managed.request()) {
-            return;
+            return None;
         }
-        let Ok(alive) = self.lifecycle.begin() else { return };
-        if !managed.begin_conversion() {
-            return;
-        }
+        let alive = self.lifecycle.begin().ok()?;
+        managed.begin_conversion().then_some(alive)
+    }
+
+    /// Converts a mount whose stage has begun, and that is marked, as soon as all of it is local.
+    fn convert_when_staged(self: &Arc<Self>, managed: &Arc<ManagedMount>, alive: KeepAlive) {
         let (manager, managed) = (Arc::clone(self), Arc::clone(managed));
         tokio::spawn(async move {
             let _alive = alive;

@@ -286,23 +286,19 @@ impl MountManager {
 
     /// Starts to stage a mount, for good: it is staged again after a restart. `verify`: what is local already is verified, too.
     pub async fn stage(self: &Arc<Self>, id: u64, verify: bool) -> ApiResult<StageStatus> {
-        let (records, managed) = (self.records.clone(), self.find(id)?);
-        let marked = Arc::clone(&managed);
+        let (manager, managed) = (Arc::clone(self), self.find(id)?);
         let staged = blocking(move || {
-            if marked.mark_staged() {
-                records.put(&marked.record()).inspect_err(|_| marked.unmark_staged())?;
+            if managed.mark_staged() {
+                manager.records.put(&managed.record()).inspect_err(|_| managed.unmark_staged())?;
             }
-            Ok(marked.stage(verify))
+            Ok(manager.stage_and_convert(&managed, verify))
         });
-        let status = staged.await?;
-        self.convert_when_staged(&managed);
-        Ok(status)
+        Ok(staged.await?)
     }
 
     /// Goes on with staging a mount of the last run.
     pub fn stage_restored(self: &Arc<Self>, managed: &Arc<ManagedMount>) {
-        managed.stage(false);
-        self.convert_when_staged(managed);
+        self.stage_and_convert(managed, false);
     }
 
     /// Replaces the secret that came with a mount's request by that of `access`, for this agent and the next. Not by one of another

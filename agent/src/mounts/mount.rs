@@ -242,7 +242,7 @@ impl ManagedMount {
             local,
             since: self.record.since,
             traffic,
-            stage: self.snapshot.staged().map(|stage| stage_status(&stage)),
+            stage: self.snapshot.staged().map(|stage| self.status_of(&stage)),
         }
     }
 
@@ -271,12 +271,12 @@ impl ManagedMount {
     /// Starts to stage it, unless that is under way or done; `verify`: in any case, and verifies what is local already.
     pub fn stage(&self, verify: bool) -> StageStatus {
         let stage = if verify { self.snapshot.stage_verified() } else { self.snapshot.stage() };
-        stage_status(&stage)
+        self.status_of(&stage)
     }
 
     /// The state of its stage; `None` where it was never staged.
     pub fn stage_state(&self) -> Option<StageState> {
-        self.snapshot.staged().map(|stage| stage_status(&stage).state)
+        self.snapshot.staged().map(|stage| self.status_of(&stage).state)
     }
 
     /// The values of the mount's metrics.
@@ -302,19 +302,18 @@ impl ManagedMount {
             }
         };
         tokio::time::timeout(timeout, settled).await.ok();
-        let status = stage_status(&stage);
-        let converting = *self.converting.borrow() && matches!(status.state, StageState::Done);
-        Some(if converting { StageStatus { state: StageState::Running, ..status } } else { status })
+        Some(self.status_of(&stage))
     }
-}
 
-/// The progress of a stage, for clients.
-fn stage_status(stage: &Stage) -> StageStatus {
-    let state = match stage.outcome() {
-        None => StageState::Running,
-        Some(Ok(())) => StageState::Done,
-        Some(Err(error)) => StageState::Failed(error.into()),
-    };
-    // Read after the outcome, so that the figures of a finished stage are final.
-    StageStatus { progress: stage.progress(), state }
+    /// The progress of its `stage`, for clients.
+    fn status_of(&self, stage: &Stage) -> StageStatus {
+        let state = match stage.outcome() {
+            None => StageState::Running,
+            Some(Ok(())) if *self.converting.borrow() => StageState::Running,
+            Some(Ok(())) => StageState::Done,
+            Some(Err(error)) => StageState::Failed(error.into()),
+        };
+        // Read after the outcome, so that the figures of a finished stage are final.
+        StageStatus { progress: stage.progress(), state }
+    }
 }

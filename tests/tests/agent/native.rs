@@ -63,6 +63,20 @@ fn native_mount_of_staged_source_equals_the_original_and_status_says_so() {
 }
 
 #[test]
+fn native_mount_of_what_is_staged_at_once_is_waited_for() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    write_file(&source, "small", 1000);
+    let agent = machine.agent("");
+    let points: Vec<_> = (0..40)
+        .map(|number| machine.mount_with(&source, &number.to_string(), &["--wait", "--via", "native"]))
+        .inspect(|point| assert_eq!(kind(point), "erofs", "{}", point.display()))
+        .collect();
+    points.iter().for_each(|point| machine.umount(point));
+    agent.stop();
+}
+
+#[test]
 fn native_mount_in_use_at_its_gate_stays_with_the_agent_and_says_so() {
     let env = TestEnv::new();
     env.put("file", 8 * MIB);
