@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
+use chrono::{DateTime, Utc};
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::catalog::Ref;
@@ -21,6 +22,9 @@ use crate::tier::{Tier, Urgency};
 /// How many blobs are checked for existence at once, and how many are read.
 const HEADS_IN_FLIGHT: usize = 64;
 const READS_IN_FLIGHT: usize = 4;
+
+/// How often a blob is checked that others repair again and again.
+const CHECK_LIMIT: usize = 3;
 
 /// Progress of a verification.
 #[derive(Debug, Default)]
@@ -93,7 +97,7 @@ impl Mirror {
         let checked = stream::iter(new).map(|blob| async move {
             let blob = blob?;
             progress.blobs.fetch_add(1, Ordering::Relaxed);
-            let fault = if deep { self.read_all(&blob).await } else { self.check_object(&blob).await }.err();
+            let fault = self.check_blob(&blob, deep).await.err();
             progress.stored.fetch_add(blob.stored.len(blob.size).unwrap_or_default(), Ordering::Relaxed);
             Ok((blob, fault))
         });
@@ -111,6 +115,20 @@ impl Mirror {
             report(fault.context(manifest.source()));
         }
         Ok(())
+    }
+
+    /// Checks a blob, once more where another run has repaired it meanwhile: what was read was the damage, and what is there now is
+    /// not to be forgotten.
+    async fn check_blob(&self, blob: &Blob, deep: bool) -> Result<()> {
+        let check = async || if deep { self.read_all(blob).await } else { self.check_object(blob).await };
+        check_unless_changed(check, || self.record_version(blob)).await
+    }
+
+    /// What tells the record of a blob from one that was written anew; `None` where there is none.
+    async fn record_version(&self, blob: &Blob) -> Result<Option<(DateTime<Utc>, Option<String>)>> {
+        let Key::Content(digest) = blob.key else { return Ok(None) };
+        let meta = self.head(&self.key(ObjectKind::Records, &digest)).await?;
+        Ok(meta.map(|meta| (meta.last_modified, meta.version)))
     }
 
     /// Whether a blob's object is there, and as long as it should be.
@@ -169,6 +187,23 @@ impl Mirror {
     }
 }
 
+/// The outcome of `check`, which is asked again where `version` has changed since it began.
+async fn check_unless_changed<V: PartialEq>(
+    check: impl AsyncFn() -> Result<()>,
+    version: impl AsyncFn() -> Result<V>,
+) -> Result<()> {
+    let mut before = version().await?;
+    for _ in 1..CHECK_LIMIT {
+        let Err(fault) = check().await else { return Ok(()) };
+        let now = version().await?;
+        if now == before {
+            return Err(fault);
+        }
+        before = now;
+    }
+    check().await
+}
+
 /// Verifies the blocks of `extent` by their checks.
 fn check(blob: &Blob, extent: Extent, bytes: &Bytes) -> Result<()> {
     let missing = || Error::new(Kind::Corrupt, "the manifest has no checks for it");
@@ -180,4 +215,30 @@ fn check(blob: &Blob, extent: Extent, bytes: &Bytes) -> Result<()> {
         Arrival { size: blob.size, index, bytes }.verify(checks.get(index as usize))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// How often a blob was checked whose repairs end with the check number `repaired`, and what came of it.
+    async fn checks(repaired: usize, repairs: impl Fn(usize) -> usize) -> (usize, bool) {
+        let count = Cell::new(0);
+        let check = async || {
+            count.set(count.get() + 1);
+            if count.get() >= repaired { Ok(()) } else { Err(Error::new(Kind::Corrupt, "damage")) }
+        };
+        let outcome = check_unless_changed(check, async || Ok(repairs(count.get()))).await;
+        (count.get(), outcome.is_ok())
+    }
+
+    #[tokio::test]
+    async fn blob_that_is_repaired_while_it_is_checked_is_checked_again() {
+        assert_eq!(checks(1, |_| 0).await, (1, true));
+        assert_eq!(checks(2, |checked| checked).await, (2, true));
+        assert_eq!(checks(9, |_| 0).await, (1, false), "nobody has repaired it");
+        assert_eq!(checks(9, |checked| checked).await, (CHECK_LIMIT, false), "somebody repairs it for ever");
+    }
 }

@@ -67,7 +67,7 @@ fn job_with_damaged_mirror_and_healthy_origin_runs_and_repairs_it() {
         || -> Value { serde_json::from_str(&job(&machine, &["show", &id, "--json"]).succeeds()).unwrap() };
     let is_told = |begin: &str| events(&shown()).iter().any(|event| event.starts_with(begin));
     assert!(is_told("the mirror is damaged"), "{}", shown());
-    // A verification that met the damage while it is repaired would have the blob repaired once more by whoever comes next.
+    // Until then a verification finds the damage.
     eventually("the mirror is repaired", || is_told("repaired"));
     machine.run(&["mirror", "verify", "--deep", "--mirror", "s3://mirror"]).succeeds();
     drop(agent);
