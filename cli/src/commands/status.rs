@@ -1,11 +1,15 @@
 //! `bdnfs status`.
 
+#[cfg(test)]
+mod tests;
 pub mod unsaved;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use bdnfs::task::blocking;
+use bdnfs::timeout::within;
 use bdnfs_agent::api::container_volume::ContainerVolumeStatus;
 use bdnfs_agent::api::publication::{PublicationState, PublicationStatus};
 use bdnfs_agent::api::saving::UnsavedDirectory;
@@ -34,6 +38,8 @@ pub struct StatusArgs {
     cache_dir: Option<PathBuf>,
 }
 
+/// How long the disk of a cache may take to tell of its mounts, which are a few small files.
+const RECORDS_TIMEOUT: Duration = Duration::from_secs(2);
 /// The names of the fd store's process: of this version, and of one that an earlier version started.
 const FDSTORE_PROCESS_NAMES: [&str; 2] = ["bdnfs-fdstore", "bdnfs-holder"];
 
@@ -100,7 +106,13 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
     let (healths, asked) = tokio::join!(probing, agents::query(named.iter().cloned().collect()));
     let (healths, mut agents) = (healths?, asked?);
     // A mount without its agent can't say which cache it uses, but there is a record of it.
-    let recorded = cache.as_deref().map(recorded_mountpoints).unwrap_or_default();
+    let is_dumb = healths.iter().any(|health| !matches!(health, MountHealth::Alive(_)));
+    let recorded = match cache.clone().filter(|_| is_dumb) {
+        Some(cache) => within(RECORDS_TIMEOUT, blocking(move || Ok(recorded_mountpoints(&cache)))).await,
+        None => Some(Ok(Vec::new())),
+    };
+    let is_answered = recorded.is_some();
+    let recorded = recorded.transpose()?.unwrap_or_default();
     let is_wanted = |(mounted, health): &(MountEntry, MountHealth)| match (&cache, health) {
         (None, _) => true,
         (Some(cache), MountHealth::Alive(socket)) => *socket == socket::of_cache(cache),
@@ -116,6 +128,9 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
         MountHealth::Unresponsive => Some(format_unresponsive(mounted)),
         _ => None,
     }));
+    if let Some(cache) = cache.as_deref().filter(|_| !is_answered) {
+        unresponsive.push(format_late_disk(cache));
+    }
     let mut publications: Vec<_> =
         agents.values().flatten().flat_map(|status| status.publications.clone()).collect();
     publications.sort_by(|a, b| a.key.cmp(&b.key));
@@ -157,6 +172,14 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
     agents.sort_by_key(|agent| agent.pid);
     agents.dedup_by_key(|agent| agent.pid);
     Ok(StatusReport { mounts, publications, volumes, unsaved, agents, unresponsive })
+}
+
+/// The error that the disk of `cache` has not told whose the mounts without an agent are.
+fn format_late_disk(cache: &Path) -> String {
+    let (cache, seconds) = (cache.display(), RECORDS_TIMEOUT.as_secs());
+    format!(
+        "the disk of {cache} does not respond within {seconds} s: its mounts without an agent are not known"
+    )
 }
 
 /// The error that a mount does not respond, and which process should.
@@ -283,113 +306,4 @@ fn format_usage(agent: &AgentInfo) -> String {
     let limit = usage.capacity.map_or(String::new(), |limit| format!(" of {}", text::size(limit)));
     let (free, reserve) = (text::size(usage.free), text::size(usage.reserve));
     format!("cache {}: {used}{limit}; disk: {free} free, {reserve} reserved\n", agent.cache.display())
-}
-
-#[cfg(test)]
-mod tests {
-    use bdnfs::engine::Usage;
-    use bdnfs::stage::Progress;
-
-    use super::*;
-    use bdnfs_agent::api::{Failure, MountInfo, StageStatus};
-
-    fn mount(stage: Option<StageStatus>) -> MountStatus {
-        let mounted = MountInfo {
-            id: 1,
-            source: "s3://b/p".to_owned(),
-            requested: None,
-            mountpoint: "/mnt/p".into(),
-            snapshot: String::new(),
-            files: 12,
-            bytes: 1000,
-            passthrough: true,
-            via: MountBackend::Fuse,
-            warnings: Vec::new(),
-        };
-        let traffic = bdnfs::metrics::Traffic { origin: 450, ..Default::default() };
-        MountStatus { mounted, local: Some(450), since: 0, traffic, stage }
-    }
-
-    #[test]
-    fn status_report_has_a_row_per_mount_and_a_line_per_cache() {
-        let progress = Progress { bytes: 1000, bytes_done: 450, ..Progress::default() };
-        let status = mount(Some(StageStatus { progress, state: StageState::Running }));
-        let usage = Usage { used: Some(450), capacity: Some(2000), free: 9000, reserve: 100, evicted: 0 };
-        let report = StatusReport {
-            mounts: vec![
-                MountReport {
-                    mountpoint: "/mnt/p".into(),
-                    source: "s3://b/p".into(),
-                    state: format_state(&status),
-                    status: Some(status),
-                    is_broken: false,
-                },
-                MountReport {
-                    mountpoint: "/mnt/q".into(),
-                    source: "s3://b/q".into(),
-                    state: "dead".into(),
-                    status: None,
-                    is_broken: false,
-                },
-            ],
-            publications: vec![
-                serde_json::from_str(
-                    r#"{"key": "csi-1", "state": "published", "source": "s3://b/p", "holder": "pod a",
-                    "path": "/pods/a", "target": "/pods/a", "message": "", "abnormal": false}"#,
-                )
-                .expect("a publication"),
-            ],
-            volumes: vec![
-                serde_json::from_str(
-                    r#"{"key": "csi-2", "kind": "checkpoints", "project": "llama", "id": "3f1c9a2b", "tenant": "a",
-                    "holder": "pod b", "state": "saving", "message": "1 of 2 checkpoints saved"}"#,
-                )
-                .expect("a volume"),
-            ],
-            unsaved: vec![UnsavedDirectory {
-                tenant: "a".into(),
-                project: Some("p".into()),
-                id: "lost".into(),
-                directory: "/v".into(),
-                bytes: 2,
-                why: None,
-            }],
-            agents: vec![AgentInfo {
-                version: "1".into(),
-                pid: 7,
-                cache: "/c".into(),
-                persistent: true,
-                ready: true,
-                usage,
-                work: Default::default(),
-            }],
-            unresponsive: Vec::new(),
-        };
-        let text = "\
-MOUNTPOINT  SOURCE    FILES    SIZE  LOCAL  FETCHED  STATE
-/mnt/p      s3://b/p     12  1.0 kB   45 %    450 B  staging 45 %
-/mnt/q      s3://b/q      -       -      -        -  dead
-PUBLICATION  FOR    SOURCE    PATH     STATE
-csi-1        pod a  s3://b/p  /pods/a  published
-VOLUME       FOR    NAME            PATH  STATE
-checkpoints  pod b  llama@3f1c9a2b  -     saving: 1 of 2 checkpoints saved
-UNSAVED  TENANT  SIZE  DIRECTORY  REASON
-p@lost   a        2 B  /v         -
-cache /c: 450 B used of 2.0 kB; disk: 9.0 kB free, 100 B reserved
-";
-        assert_eq!(format_report(&report), text);
-    }
-
-    #[test]
-    fn status_report_round_trips_through_json() {
-        let failure = Failure { kind: "refused".into(), message: "no".into() };
-        let status =
-            mount(Some(StageStatus { progress: Progress::default(), state: StageState::Failed(failure) }));
-        assert_eq!(format_state(&status), "staging failed: no");
-        let text = serde_json::to_string(&status).expect("JSON");
-        let back: MountStatus = serde_json::from_str(&text).expect("JSON");
-        assert_eq!(back.stage, status.stage);
-        assert_eq!(back.mounted.files, 12);
-        assert_eq!(format_state(&mount(None)), "ready");
-    }
 }

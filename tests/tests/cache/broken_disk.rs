@@ -135,6 +135,28 @@ fn cache_disk_that_hangs_on_reads_stops_no_mount() {
 }
 
 #[test]
+fn status_of_a_cache_whose_disk_hangs_and_whose_agent_was_killed_names_it_and_fails() {
+    let Some(disk) = LoopDisk::new(DISK_BYTES) else { return };
+    let env = TestEnv::new();
+    env.put("file", 1000);
+    let machine = env.second_machine().with_cache(&disk.path().join("cache"));
+    let agent = machine.agent("");
+    let point = machine.mount("s3://bucket", "mnt");
+    agent.crash();
+    let cache = machine.cache().to_str().unwrap();
+    let status = || machine.run(&["status", "--cache-dir", cache]);
+    status().fails(&[point.to_str().unwrap(), "does not respond"]);
+    forget_pages(&machine.cache().join("state/mounts"));
+    let Some(hanging) = disk.hang() else { return };
+    status().fails(&[cache, "does not respond within 2 s"]);
+    drop(hanging);
+    let agent = machine.agent("");
+    status().succeeds();
+    machine.umount(&point);
+    agent.stop();
+}
+
+#[test]
 fn what_no_other_tier_has_waits_for_a_cache_disk_that_hangs() {
     let Some(disk) = LoopDisk::new(DISK_BYTES) else { return };
     let env = TestEnv::new();
