@@ -92,10 +92,12 @@ impl LoopDisk {
         let limit = format!("size={}", size + (1 << 20));
         run(program("mount").args(["-t", "tmpfs", "-o", &limit, "tmpfs"]).arg(disk.store()));
         let image = File::create(disk.image()).expect("an image");
-        rustix::fs::fallocate(&image, FallocateFlags::empty(), 0, size).expect("room in memory");
-        // The file system's own blocks stay, so that it goes on while its files can't be written.
+        image.set_len(size).expect("an image");
         let whole = "nodiscard,lazy_itable_init=0,lazy_journal_init=0";
         run(program("mkfs.ext4").args(["-q", "-F", "-E", whole]).arg(disk.image()));
+        // The file system's own blocks stay, also those that it has zeroed by a hole, as its journal: it goes on while its files can't be
+        // written.
+        rustix::fs::fallocate(&image, FallocateFlags::empty(), 0, size).expect("room in memory");
         disk.mount();
         run(program("fstrim").arg(disk.path()));
         Some(disk)
@@ -149,6 +151,12 @@ impl LoopDisk {
 
     fn mount(&self) {
         run(program("mount").args(["-t", "ext4", "-o", "loop"]).arg(self.image()).arg(self.path()));
+        // A loop device takes a write for whole of which the store had room for the first blocks only: that of a thin disk gets each by
+        // itself, and no other has what is left of that.
+        let (thin, (major, minor)) = (self.store().exists(), self.device());
+        let limit = format!("/sys/dev/block/{major}:{minor}/queue/max_sectors_kb");
+        let limited = fs::write(limit, if thin { "4" } else { "0" });
+        assert!(limited.is_ok() || !thin, "the blocks of the disk cannot be written one by one: {limited:?}");
     }
 
     /// Cuts its power: nothing more is written, and nothing can be read.
@@ -186,9 +194,15 @@ impl LoopDisk {
             );
             return None;
         }
-        let device = rustix::fs::stat(self.path()).expect("the disk").st_dev;
-        let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+        let (major, minor) = self.device();
+        let device = format!("{major}:{minor}");
         Some(DiskFault::begin(HANG, &[device.as_ref(), READ_LIMITS.as_ref()]))
+    }
+
+    /// The number of its device.
+    fn device(&self) -> (u32, u32) {
+        let device = rustix::fs::stat(self.path()).expect("the disk").st_dev;
+        (rustix::fs::major(device), rustix::fs::minor(device))
     }
 
     /// Brings it back as it was left, when it is no longer in use.
