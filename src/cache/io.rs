@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use bytes::{Bytes, BytesMut};
 use rustix::fs::{Advice, AtFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
@@ -97,8 +97,9 @@ pub fn begin_writeback(file: &File, offset: u64, len: u64) {
 ///
 /// # Errors
 /// What kept the kernel from writing any of it since the file was opened, or since it was last told through this descriptor.
-pub fn await_writeback(file: &File) -> io::Result<()> {
+pub fn await_writeback(file: impl AsFd) -> io::Result<()> {
     use std::os::fd::AsRawFd;
+    let file = file.as_fd();
     // SAFETY: as in `begin_writeback`.
     match unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WAIT_BEFORE) } {
         0 => Ok(()),

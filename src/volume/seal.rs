@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::skip_reason::SkipReason;
 use super::walk::{FileTime, Scan, ScannedFile, SkippedEntries, VolumeDirectory};
 use super::writer_probe::{Writers, probe_writers};
+use crate::cache::io;
 use crate::checkpoint::LOOSE;
 use crate::checkpoint::marker::is_marker;
 use crate::checkpoint::units::CheckpointUnits;
@@ -71,6 +72,9 @@ pub enum SealOutcome {
     Busy,
     /// The file system can't tell whether it has a writer.
     WritersUnknown,
+    /// The disk failed to write these files of it, and why. The kernel tells that once, and takes what it still has in memory for written:
+    /// the next flush of the same content says nothing.
+    Unwritten(Vec<EncodedPath>, Error),
 }
 
 /// A sealed unit, ready to be read.
@@ -203,6 +207,29 @@ impl Seal {
         !files.is_empty() && self.files.values().filter_map(id).any(|id| files.contains(&id))
     }
 
+    /// The content of its files `paths`, whatever becomes of their names and permissions.
+    pub fn contents<'a>(&'a self, paths: &'a [EncodedPath]) -> impl Iterator<Item = String> + 'a {
+        paths.iter().filter_map(|path| self.files.get(path)).map(|file| file.content_version().to_owned())
+    }
+
+    /// Those of `contents` that its files have.
+    pub fn contents_among<'a>(&self, contents: &'a BTreeSet<String>) -> impl Iterator<Item = &'a String> {
+        self.files.values().filter_map(|file| contents.get(file.content_version()))
+    }
+
+    /// The path of a file of it that has one of these [`contents`](Self::contents).
+    pub fn file_with_content(&self, contents: &BTreeSet<String>) -> Option<&EncodedPath> {
+        let has = |(_, file): &(&EncodedPath, &ScannedFile)| contents.contains(file.content_version());
+        if contents.is_empty() { None } else { self.files.iter().find(has).map(|(path, _)| path) }
+    }
+
+    /// The directories above it, to the one that was walked.
+    fn above(&self) -> impl Iterator<Item = &[u8]> {
+        let unit = if self.unit == LOOSE { &b""[..] } else { self.unit.as_bytes() };
+        let parents = unit.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| &unit[..at]);
+        parents.chain([&b""[..]])
+    }
+
     /// The name in the unit of `path`, one of its files.
     pub(super) fn below<'a>(&self, path: &'a [u8]) -> &'a [u8] {
         if self.unit == LOOSE { path } else { path.get(self.unit.len() + 1..).unwrap_or_default() }
@@ -231,46 +258,65 @@ impl Seal {
         directory: &Arc<VolumeDirectory>,
         probe: impl Fn(&OwnedFd) -> Writers,
     ) -> Result<SealOutcome> {
-        let fault = |path: &[u8], e: rustix::io::Errno| {
-            Error::disk(format!("cannot make {} durable", directory.name(path)), e.into())
+        let fault = |path: &[u8], e: std::io::Error| {
+            Error::disk(format!("cannot make {} durable", directory.name(path)), e)
         };
         let mut largest: Vec<_> = self.files.iter().collect();
         largest.sort_by_key(|(_, file)| std::cmp::Reverse(file.size));
         let few = largest.len() <= MAX_FLUSHED_FILES;
         let is_same =
             |opened: &OwnedFd, file: &ScannedFile| ScannedFile::of(opened).is_ok_and(|now| now == *file);
-        let mut held = HashMap::new();
+        let open = |path: &[u8], file: &ScannedFile| -> Result<std::result::Result<OwnedFd, SealOutcome>> {
+            let opened = directory.open_file(path)?.filter(|opened| is_same(opened, file));
+            let Some(opened) = opened else { return Ok(Err(SealOutcome::Busy)) };
+            Ok(match probe(&opened) {
+                Writers::None => Ok(opened),
+                Writers::Some => Err(SealOutcome::Busy),
+                Writers::Unknown => Err(SealOutcome::WritersUnknown),
+            })
+        };
         // All are probed before any is flushed: what is always being written must not have the disk flushed again and again.
-        for flush in [false, true] {
-            if flush && !few {
-                rustix::fs::syncfs(directory.descriptor()).map_err(|e| fault(b"", e))?;
-            }
-            for (EncodedPath(path), file) in &largest {
-                let opened = directory.open_file(path)?.filter(|opened| is_same(opened, file));
-                let Some(opened) = opened else { return Ok(SealOutcome::Busy) };
-                match probe(&opened) {
-                    Writers::None => {}
-                    Writers::Some => return Ok(SealOutcome::Busy),
-                    Writers::Unknown => return Ok(SealOutcome::WritersUnknown),
-                }
-                if !flush {
-                    continue;
-                }
-                if few {
-                    rustix::fs::fsync(&opened).map_err(|e| fault(path, e))?;
-                }
-                if !is_same(&opened, file) {
-                    return Ok(SealOutcome::Busy);
-                }
-                if held.len() < MAX_HELD_FILES {
-                    held.insert(path.clone(), Arc::new(opened));
-                }
+        for (EncodedPath(path), file) in &largest {
+            if let Err(outcome) = open(path, file)? {
+                return Ok(outcome);
             }
         }
-        let above = self.directories.keys().map(|path| &path.0[..]).chain([&b""[..]]);
-        for path in above.filter(|_| few) {
+        let flushed = if few { Ok(()) } else { rustix::fs::syncfs(directory.descriptor()) };
+        let (mut held, mut unwritten, mut cause) = (HashMap::new(), Vec::new(), None);
+        let mut flush = |path: &Vec<u8>, file: &ScannedFile| -> Result<Option<SealOutcome>> {
+            let opened = match open(path, file)? {
+                Ok(opened) => opened,
+                Err(outcome) => return Ok(Some(outcome)),
+            };
+            // Of all files of the disk, the file itself tells whether it was the one that could not be written.
+            let written = if few {
+                rustix::fs::fsync(&opened).map_err(Into::into)
+            } else {
+                io::await_writeback(&opened)
+            };
+            if let Err(error) = written {
+                unwritten.push(EncodedPath(path.clone()));
+                cause.get_or_insert(fault(path, error));
+            } else if !is_same(&opened, file) {
+                return Ok(Some(SealOutcome::Busy));
+            } else if held.len() < MAX_HELD_FILES {
+                held.insert(path.clone(), Arc::new(opened));
+            }
+            Ok(None)
+        };
+        let obstacle = largest.iter().find_map(|(EncodedPath(path), file)| flush(path, file).transpose());
+        // First: the kernel tells it no second time.
+        if let Some(cause) = cause {
+            return Ok(SealOutcome::Unwritten(unwritten, cause));
+        }
+        if let Some(obstacle) = obstacle {
+            return obstacle;
+        }
+        flushed.map_err(|e| fault(b"", e.into()))?;
+        let directories = self.directories.keys().map(|path| &path.0[..]).chain(self.above());
+        for path in directories.filter(|_| few) {
             match directory.at(path, rustix::fs::OFlags::DIRECTORY) {
-                Ok(opened) => rustix::fs::fsync(&opened).map_err(|e| fault(path, e))?,
+                Ok(opened) => rustix::fs::fsync(&opened).map_err(|e| fault(path, e.into()))?,
                 Err(_) => return Ok(SealOutcome::Busy),
             }
         }

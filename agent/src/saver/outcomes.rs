@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bdnfs::backoff::{Backoff, entropy};
 use bdnfs::checkpoint::{CheckpointId, LOOSE, SavedCheckpoint};
+use bdnfs::digest::Digest;
 use bdnfs::error::{Error, Result};
 use bdnfs::task::blocking;
 use bdnfs::volume::{SkipReason, SkippedEntries};
@@ -46,7 +47,12 @@ impl Saver {
                 self.sealed.insert(whole.name().to_owned(), whole.sealed_state());
                 self.remainders.insert(unit.name().to_owned(), unit.fingerprint);
             }
-            Ok(UploadOutcome::Refused(error)) => self.refuse(unit, &error),
+            Ok(UploadOutcome::Refused(error)) => self.refuse(unit.name(), unit.fingerprint, &error),
+            Ok(UploadOutcome::Unwritten(contents, error)) => {
+                tracing::warn!("{error}");
+                self.record.unwritten.extend(contents);
+                self.refuse_unwritten(&unit.seal, unit.fingerprint);
+            }
             Ok(outcome) => {
                 let unknown = matches!(outcome, UploadOutcome::WritersUnknown);
                 let was_sealed = self.sealed.remove(unit.name()).is_some();
@@ -127,11 +133,11 @@ impl Saver {
     }
 
     /// Gives up a unit until it changes.
-    pub(super) fn refuse(&mut self, unit: &SettledUnit, error: &Error) {
-        self.refused.insert(unit.name().to_owned(), unit.fingerprint);
-        self.retry.remove(unit.name());
+    pub(super) fn refuse(&mut self, name: &str, state: Digest, error: &Error) {
+        self.refused.insert(name.to_owned(), state);
+        self.retry.remove(name);
         self.record.report.failures += 1;
-        self.note_rarely(format!("{:?} cannot be saved: {error}", unit.name()));
+        self.note_rarely(format!("{name:?} cannot be saved: {error}"));
     }
 
     /// Notes what a job can cause at any rate. What is too much for an hour is counted, and told of with the first event after that.

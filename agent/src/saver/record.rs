@@ -1,6 +1,6 @@
 //! The record of a saver: what it did, for the next saver of the job and for the agent.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -35,6 +35,9 @@ pub struct SaverRecord {
     /// The states in which units had a writer when they were to be sealed.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub written_to: BTreeMap<String, Fingerprint>,
+    /// The contents of files that the disk failed to write, as long as they are there: no later flush tells that.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub unwritten: BTreeSet<String>,
     /// How many events there were.
     pub events: u64,
     /// The last of them, each a line.

@@ -184,7 +184,11 @@ impl Saver {
                 }
                 (None, Some(file)) => {
                     if let Ok(outcome) = timeout(pause, file.outcome()).await {
-                        self.ahead_files.finish(file.path(), outcome, self.now());
+                        self.record.unwritten.extend(self.ahead_files.finish(
+                            file.path(),
+                            outcome,
+                            self.now(),
+                        ));
                         ahead = None;
                     }
                     None
@@ -229,6 +233,7 @@ impl Saver {
         let holds_units = found.seals.values().any(|seal| !seal.files.is_empty());
         self.skip_all(found.skipped, holds_units);
         self.settling.observe(&found.seals, &found.tracked, self.begin.elapsed());
+        self.keep_unwritten(&found.seals);
         let gone = self.forget_deleted(under_way);
         if !gone.is_empty() {
             let context = Arc::clone(&self.context);
@@ -289,6 +294,9 @@ impl Saver {
                 report.state = if is_sealed { CheckpointState::Sealed } else { CheckpointState::Writing };
             }
             let Some(seal) = seals.get(&name).filter(|seal| !seal.files.is_empty()) else { continue };
+            if !is_saved && self.refuse_unwritten(seal, state.fingerprint) {
+                continue;
+            }
             if !is_saved && !is_sealed && self.is_torn(seal).await {
                 if let Err(error) = self.leave_torn(seal.clone(), &state).await {
                     self.fail(&name, &error);
@@ -322,7 +330,7 @@ impl Saver {
     async fn seal(&mut self, unit: &SettledUnit) -> bool {
         let name = unit.name().to_owned();
         if let Err(error) = self.context.id(&name) {
-            self.refuse(unit, &error);
+            self.refuse(&name, unit.fingerprint, &error);
             return false;
         }
         match Arc::clone(&self.context).seal(unit.clone(), self.ended.is_none()).await {

@@ -79,6 +79,19 @@ pub enum UploadOutcome {
     WritersUnknown,
     /// The unit can't be saved as it is.
     Refused(Error),
+    /// The disk failed to write these [contents](Seal::contents) of its files.
+    Unwritten(Vec<String>, Error),
+}
+
+/// The outcome of an upload of a file ahead of its unit.
+#[derive(Debug)]
+pub enum AheadOutcome {
+    /// The content is in the mirror.
+    Uploaded,
+    /// The file has a writer, or was written to.
+    Busy,
+    /// The disk failed to write these [contents](Seal::contents).
+    Unwritten(Vec<String>, Error),
 }
 
 /// The state of a unit before its job began to delete it.
@@ -164,6 +177,9 @@ impl SaveContext {
             SealOutcome::Sealed(sealed) => sealed,
             SealOutcome::Busy => return Ok(Err(UploadOutcome::Busy)),
             SealOutcome::WritersUnknown => return Ok(Err(UploadOutcome::WritersUnknown)),
+            SealOutcome::Unwritten(paths, error) => {
+                return Ok(Err(UploadOutcome::Unwritten(unit.seal.contents(&paths).collect(), error)));
+            }
         };
         let mut unit = unit.clone();
         if let Some(last) = self.last_seal(unit.name()) {
@@ -231,15 +247,18 @@ impl SaveContext {
     }
 
     /// Uploads the content of `part`, files of a unit that is not sealed, where nothing of it is seen before the unit is saved.
-    /// False where a file has a writer, or was written to. Dropping the future gives it up.
+    /// Dropping the future gives it up.
     ///
     /// # Errors
     /// Those of the mirror, and of reading.
-    pub async fn upload_ahead(self: Arc<Self>, part: Seal) -> Result<bool> {
-        let (id, context) = (self.id(&part.unit)?, Arc::clone(&self));
-        let sealed = match blocking(move || part.apply(&context.directory, false)).await? {
+    pub async fn upload_ahead(self: Arc<Self>, part: Seal) -> Result<AheadOutcome> {
+        let (id, context, files) = (self.id(&part.unit)?, Arc::clone(&self), part.clone());
+        let sealed = match blocking(move || files.apply(&context.directory, false)).await? {
             SealOutcome::Sealed(sealed) => sealed,
-            SealOutcome::Busy => return Ok(false),
+            SealOutcome::Busy => return Ok(AheadOutcome::Busy),
+            SealOutcome::Unwritten(paths, error) => {
+                return Ok(AheadOutcome::Unwritten(part.contents(&paths).collect(), error));
+            }
             SealOutcome::WritersUnknown => {
                 let text = "the file system cannot tell whether the file has a writer";
                 return Err(Error::new(Kind::Unsupported, text));
@@ -248,8 +267,8 @@ impl SaveContext {
         let origin = SealedOrigin::new(id.to_string(), Arc::new(sealed), self.order.upload_rate);
         let source = MirrorSource::checkpoint(&id, Arc::new(origin));
         match mirror_ahead(self.mirror().await?, &source, MIRROR_CONFIG, &MirrorProgress::default()).await {
-            Err(error) if error.kind() == Kind::Changed => Ok(false),
-            outcome => outcome.map(|()| true),
+            Err(error) if error.kind() == Kind::Changed => Ok(AheadOutcome::Busy),
+            outcome => outcome.map(|()| AheadOutcome::Uploaded),
         }
     }
 

@@ -1,11 +1,13 @@
 //! What a saver knows of a unit beyond the last scan: how it was sealed, whether it was ever complete, and what it is the remainder of.
 
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bdnfs::digest::Digest;
+use bdnfs::error::{Error, Kind};
 use bdnfs::task::blocking;
-use bdnfs::volume::{Seal, Seals, UnitState};
+use bdnfs::volume::{EncodedPath, Seal, Seals, UnitState};
 use tokio::time::Instant;
 
 use super::order::JobEnd;
@@ -62,6 +64,23 @@ impl Saver {
         }
         let (context, seal) = (Arc::clone(&self.context), seal.clone());
         !blocking(move || Ok(context.is_last_written_marker(&seal))).await.is_ok_and(|it| it)
+    }
+
+    /// Gives up a unit until it changes, if it has content that the disk failed to write. False where it has none.
+    pub(super) fn refuse_unwritten(&mut self, seal: &Seal, state: Digest) -> bool {
+        let Some(EncodedPath(path)) = seal.file_with_content(&self.record.unwritten) else { return false };
+        let text = format!("the disk failed to write {}: write it again", path.escape_ascii());
+        self.refuse(&seal.unit, state, &Error::new(Kind::Disk, text));
+        true
+    }
+
+    /// Forgets content that the disk failed to write and that is gone.
+    pub(super) fn keep_unwritten(&mut self, found: &Seals) {
+        let unwritten = mem::take(&mut self.record.unwritten);
+        if !unwritten.is_empty() {
+            let kept = found.values().flat_map(|seal| seal.contents_among(&unwritten));
+            self.record.unwritten = kept.cloned().collect();
+        }
     }
 
     /// Reports that it is not known all what the job was writing when its processes were ended.

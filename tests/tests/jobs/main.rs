@@ -13,6 +13,7 @@ mod checkpoint_writers;
 mod checkpoints;
 mod crash;
 mod damage;
+mod failing_disk;
 mod foreign_writers;
 mod frozen_disk;
 mod hostile_writers;
