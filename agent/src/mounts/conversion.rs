@@ -51,6 +51,20 @@ impl Mounter {
     }
 }
 
+/// A mount that is marked as about to become native, until this is dropped, however that comes about.
+struct Conversion {
+    managed: Arc<ManagedMount>,
+    /// Why it did not.
+    note: Option<String>,
+    _alive: KeepAlive,
+}
+
+impl Drop for Conversion {
+    fn drop(&mut self) {
+        self.managed.end_conversion(self.note.take());
+    }
+}
+
 impl MountManager {
     /// Starts to stage `managed`, which is converted as soon as all of it is local, if its request wants that.
     pub(super) fn stage_and_convert(
@@ -59,45 +73,48 @@ impl MountManager {
         verify: bool,
     ) -> StageStatus {
         // Marked first: a stage that is done at once must not be reported as done before the conversion.
-        let alive = self.begin_conversion(managed);
+        let conversion = self.begin_conversion(managed);
         let status = managed.stage(verify);
-        if let Some(alive) = alive {
-            self.convert_when_staged(managed, alive);
+        if let Some(conversion) = conversion {
+            tokio::spawn(Arc::clone(self).convert_when_staged(conversion));
         }
         status
     }
 
     /// Marks `managed` as about to become native, if its request wants that, and nothing does so already.
-    fn begin_conversion(&self, managed: &ManagedMount) -> Option<KeepAlive> {
-        let is_lazy = matches!(&*managed.attachment(), Attachment::Fuse(mount) if !mount.is_resumed());
-        if !is_lazy || !self.mounter.wants_native(managed.snapshot(), managed.request()) {
+    fn begin_conversion(&self, managed: &Arc<ManagedMount>) -> Option<Conversion> {
+        if !self.mounter.wants_native(managed.snapshot(), managed.request()) {
             return None;
         }
         let alive = self.lifecycle.begin().ok()?;
-        managed.begin_conversion().then_some(alive)
+        let conversion = managed.begin_conversion().then(|| Conversion {
+            managed: Arc::clone(managed),
+            note: managed.note(),
+            _alive: alive,
+        })?;
+        // Only now: another may have converted it.
+        let is_lazy = matches!(&*managed.attachment(), Attachment::Fuse(mount) if !mount.is_resumed());
+        is_lazy.then_some(conversion)
     }
 
-    /// Converts a mount whose stage has begun, and that is marked, as soon as all of it is local.
-    fn convert_when_staged(self: &Arc<Self>, managed: &Arc<ManagedMount>, alive: KeepAlive) {
-        let (manager, managed) = (Arc::clone(self), Arc::clone(managed));
-        tokio::spawn(async move {
-            let _alive = alive;
-            let staged = async {
-                let stage = managed.snapshot().staged()?;
-                stage.done().await.ok()
-            };
-            let attachment = managed.attachment();
-            let staged = tokio::select! {
-                staged = staged => staged.is_some(),
-                () = attachment.await_end() => false,
-                () = manager.lifecycle.await_closing() => false,
-            };
-            let note = if staged { manager.convert(&managed).await.err() } else { None };
-            if let Some(failure) = &note {
-                tracing::warn!("{} stays a FUSE mount: {failure}", managed.mountpoint().display());
-            }
-            managed.end_conversion(note.map(|failure| format!("it is served by FUSE: {failure}")));
-        });
+    /// Converts a mount whose stage has begun as soon as all of it is local.
+    async fn convert_when_staged(self: Arc<Self>, mut conversion: Conversion) {
+        let managed = Arc::clone(&conversion.managed);
+        let staged = async {
+            let stage = managed.snapshot().staged()?;
+            stage.done().await.ok()
+        };
+        let attachment = managed.attachment();
+        let staged = tokio::select! {
+            staged = staged => staged.is_some(),
+            () = attachment.await_end() => false,
+            () = self.lifecycle.await_closing() => false,
+        };
+        let failure = if staged { self.convert(&managed).await.err() } else { None };
+        if let Some(failure) = &failure {
+            tracing::warn!("{} stays a FUSE mount: {failure}", managed.mountpoint().display());
+        }
+        conversion.note = failure.map(|failure| format!("it is served by FUSE: {failure}"));
     }
 
     async fn convert(&self, managed: &Arc<ManagedMount>) -> ApiResult<()> {

@@ -149,6 +149,11 @@ impl ManagedMount {
         let _ = self.converting.subscribe().wait_for(|converting| !converting).await;
     }
 
+    /// Why it did not become native, if that was tried.
+    pub(super) fn note(&self) -> Option<String> {
+        self.note.lock().clone()
+    }
+
     /// Ends the conversion: it is native, or why it is not.
     pub(super) fn end_conversion(&self, note: Option<String>) {
         *self.note.lock() = note;
@@ -230,7 +235,7 @@ impl ManagedMount {
             bytes: manifest.bytes(),
             passthrough: self.attachment().passthrough(),
             via: if self.attachment().is_native() { MountBackend::Native } else { MountBackend::Fuse },
-            warnings: self.note.lock().iter().cloned().collect(),
+            warnings: self.note().into_iter().collect(),
         }
     }
 
