@@ -99,29 +99,33 @@ impl Mirror {
             progress.blobs.fetch_add(1, Ordering::Relaxed);
             let fault = self.check_blob(&blob, deep).await.err();
             progress.stored.fetch_add(blob.stored.len(blob.size).unwrap_or_default(), Ordering::Relaxed);
-            Ok((blob, fault))
+            Ok(fault)
         });
         let mut checked = checked.buffer_unordered(if deep { READS_IN_FLIGHT } else { HEADS_IN_FLIGHT });
-        while let Some((blob, fault)) = checked.try_next().await? {
+        while let Some(fault) = checked.try_next().await? {
             let Some(fault) = fault else { continue };
             if fault.kind() != Kind::Corrupt {
                 return Err(fault);
-            }
-            if let Key::Content(digest) = blob.key
-                && let Err(error) = self.forget(&digest).await
-            {
-                tracing::warn!(%error, "a damaged blob is not marked: adding its source will not repair it");
             }
             report(fault.context(manifest.source()));
         }
         Ok(())
     }
 
-    /// Checks a blob, once more where another run has repaired it meanwhile: what was read was the damage, and what is there now is
-    /// not to be forgotten.
+    /// Checks a blob. One at fault is forgotten, unless another run repairs it meanwhile: what was read then was the damage, and not what
+    /// is there now.
     async fn check_blob(&self, blob: &Blob, deep: bool) -> Result<()> {
         let check = async || if deep { self.read_all(blob).await } else { self.check_object(blob).await };
-        check_unless_changed(check, || self.record_version(blob)).await
+        let Err((fault, is_lasting)) = check_twice(check, || self.record_version(blob)).await? else {
+            return Ok(());
+        };
+        if is_lasting
+            && let Key::Content(digest) = blob.key
+            && let Err(error) = self.forget(&digest).await
+        {
+            tracing::warn!(%error, "a damaged blob is not marked: adding its source will not repair it");
+        }
+        Err(fault)
     }
 
     /// What tells the record of a blob from one that was written anew; `None` where there is none.
@@ -187,21 +191,30 @@ impl Mirror {
     }
 }
 
-/// The outcome of `check`, which is asked again where `version` has changed since it began.
-async fn check_unless_changed<V: PartialEq>(
+/// The outcome of `check`, and of a fault whether it was found twice while `version` did not change.
+///
+/// # Errors
+/// Those of `version`, and of `check` that are no damage.
+async fn check_twice<V: PartialEq>(
     check: impl AsyncFn() -> Result<()>,
     version: impl AsyncFn() -> Result<V>,
-) -> Result<()> {
-    let mut before = version().await?;
+) -> Result<std::result::Result<(), (Error, bool)>> {
+    let damage = async || match check().await {
+        Err(fault) if fault.kind() == Kind::Corrupt => Ok(Some(fault)),
+        checked => checked.map(|()| None),
+    };
+    let Some(mut fault) = damage().await? else { return Ok(Ok(())) };
     for _ in 1..CHECK_LIMIT {
-        let Err(fault) = check().await else { return Ok(()) };
-        let now = version().await?;
-        if now == before {
-            return Err(fault);
+        let before = version().await?;
+        match damage().await? {
+            None => return Ok(Ok(())),
+            Some(found) => fault = found,
         }
-        before = now;
+        if version().await? == before {
+            return Ok(Err((fault, true)));
+        }
     }
-    check().await
+    Ok(Err((fault, false)))
 }
 
 /// Verifies the blocks of `extent` by their checks.
@@ -223,22 +236,23 @@ mod tests {
 
     use super::*;
 
-    /// How often a blob was checked whose repairs end with the check number `repaired`, and what came of it.
-    async fn checks(repaired: usize, repairs: impl Fn(usize) -> usize) -> (usize, bool) {
+    /// How often a blob was checked that is right from the check number `repaired` on, and what came of it.
+    async fn checks(repaired: usize, version: impl Fn(usize) -> usize) -> (usize, Option<bool>) {
         let count = Cell::new(0);
         let check = async || {
             count.set(count.get() + 1);
             if count.get() >= repaired { Ok(()) } else { Err(Error::new(Kind::Corrupt, "damage")) }
         };
-        let outcome = check_unless_changed(check, async || Ok(repairs(count.get()))).await;
-        (count.get(), outcome.is_ok())
+        let outcome = check_twice(check, async || Ok(version(count.get()))).await.expect("a store");
+        (count.get(), outcome.err().map(|(_, is_lasting)| is_lasting))
     }
 
     #[tokio::test]
-    async fn blob_that_is_repaired_while_it_is_checked_is_checked_again() {
-        assert_eq!(checks(1, |_| 0).await, (1, true));
-        assert_eq!(checks(2, |checked| checked).await, (2, true));
-        assert_eq!(checks(9, |_| 0).await, (1, false), "nobody has repaired it");
-        assert_eq!(checks(9, |checked| checked).await, (CHECK_LIMIT, false), "somebody repairs it for ever");
+    async fn blob_that_is_repaired_while_it_is_checked_is_not_forgotten() {
+        assert_eq!(checks(1, |_| 0).await, (1, None));
+        assert_eq!(checks(2, |_| 0).await, (2, None), "repaired before it was checked again");
+        assert_eq!(checks(3, |checked| checked).await, (3, None), "repaired while it was checked again");
+        assert_eq!(checks(9, |_| 0).await, (2, Some(true)), "nobody has repaired it");
+        assert_eq!(checks(9, |checked| checked).await, (CHECK_LIMIT, Some(false)), "it is repaired for ever");
     }
 }

@@ -106,8 +106,8 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
     let (healths, asked) = tokio::join!(probing, agents::query(named.iter().cloned().collect()));
     let (healths, mut agents) = (healths?, asked?);
     // A mount without its agent can't say which cache it uses, but there is a record of it.
-    let is_dumb = healths.iter().any(|health| !matches!(health, MountHealth::Alive(_)));
-    let recorded = match cache.clone().filter(|_| is_dumb) {
+    let has_mount_without_agent = healths.iter().any(|health| !matches!(health, MountHealth::Alive(_)));
+    let recorded = match cache.clone().filter(|_| has_mount_without_agent) {
         Some(cache) => within(RECORDS_TIMEOUT, blocking(move || Ok(recorded_mountpoints(&cache)))).await,
         None => Some(Ok(Vec::new())),
     };
@@ -129,7 +129,7 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
         _ => None,
     }));
     if let Some(cache) = cache.as_deref().filter(|_| !is_answered) {
-        unresponsive.push(format_late_disk(cache));
+        unresponsive.push(format_unresponsive_disk(cache));
     }
     let mut publications: Vec<_> =
         agents.values().flatten().flat_map(|status| status.publications.clone()).collect();
@@ -174,8 +174,8 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
     Ok(StatusReport { mounts, publications, volumes, unsaved, agents, unresponsive })
 }
 
-/// The error that the disk of `cache` has not told whose the mounts without an agent are.
-fn format_late_disk(cache: &Path) -> String {
+/// The error that the disk of `cache` does not respond, on which records say which mounts without an agent are its own.
+fn format_unresponsive_disk(cache: &Path) -> String {
     let (cache, seconds) = (cache.display(), RECORDS_TIMEOUT.as_secs());
     format!(
         "the disk of {cache} does not respond within {seconds} s: its mounts without an agent are not known"
