@@ -21,6 +21,7 @@ mod save_context;
 mod survivors;
 mod unit_state;
 mod unsaved_directory;
+mod unwritten;
 mod upload_ahead;
 
 use std::fs::File;

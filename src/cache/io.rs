@@ -84,8 +84,9 @@ pub fn write(file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
 
 /// Asks the kernel to begin writing `len` dirty bytes at `offset` to the disk, without waiting for it. A hint: that it
 /// fails changes nothing.
-pub fn begin_writeback(file: &File, offset: u64, len: u64) {
+pub fn begin_writeback(file: impl AsFd, offset: u64, len: u64) {
     use std::os::fd::AsRawFd;
+    let file = file.as_fd();
     // SAFETY: sync_file_range takes a descriptor, which `file` keeps open during the call, and numbers; it touches no
     // memory of this process.
     unsafe {

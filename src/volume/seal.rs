@@ -207,22 +207,6 @@ impl Seal {
         !files.is_empty() && self.files.values().filter_map(id).any(|id| files.contains(&id))
     }
 
-    /// The content of its files `paths`, whatever becomes of their names and permissions.
-    pub fn contents<'a>(&'a self, paths: &'a [EncodedPath]) -> impl Iterator<Item = String> + 'a {
-        paths.iter().filter_map(|path| self.files.get(path)).map(|file| file.content_version().to_owned())
-    }
-
-    /// Those of `contents` that its files have.
-    pub fn contents_among<'a>(&self, contents: &'a BTreeSet<String>) -> impl Iterator<Item = &'a String> {
-        self.files.values().filter_map(|file| contents.get(file.content_version()))
-    }
-
-    /// The path of a file of it that has one of these [`contents`](Self::contents).
-    pub fn file_with_content(&self, contents: &BTreeSet<String>) -> Option<&EncodedPath> {
-        let has = |(_, file): &(&EncodedPath, &ScannedFile)| contents.contains(file.content_version());
-        if contents.is_empty() { None } else { self.files.iter().find(has).map(|(path, _)| path) }
-    }
-
     /// The directories above it, to the one that was walked.
     fn above(&self) -> impl Iterator<Item = &[u8]> {
         let unit = if self.unit == LOOSE { &b""[..] } else { self.unit.as_bytes() };
@@ -252,6 +236,27 @@ impl Seal {
         self.apply_with(directory, |file| without_writers(probe_writers(file), without_leases))
     }
 
+    /// Opens what has no writer and is as it was found, without waiting until it is durable. Nobody is told here of what the disk fails to
+    /// write: that is left to [`apply`](Self::apply). Touches the local disk; the process must ignore SIGIO.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](crate::error::Kind::Disk).
+    pub fn open(self, directory: &Arc<VolumeDirectory>) -> Result<SealOutcome> {
+        let mut held = HashMap::new();
+        for (EncodedPath(path), file) in &self.files {
+            match open_without_writers(directory, path, file, probe_writers)? {
+                Ok(opened) => {
+                    io::begin_writeback(&opened, 0, file.size);
+                    if held.len() < MAX_HELD_FILES {
+                        held.insert(path.clone(), Arc::new(opened));
+                    }
+                }
+                Err(outcome) => return Ok(outcome),
+            }
+        }
+        Ok(SealOutcome::Sealed(SealedUnit { seal: self, directory: Arc::clone(directory), held }))
+    }
+
     /// [`apply`](Self::apply), with the answers of `probe` for those of the kernel.
     fn apply_with(
         self,
@@ -264,40 +269,29 @@ impl Seal {
         let mut largest: Vec<_> = self.files.iter().collect();
         largest.sort_by_key(|(_, file)| std::cmp::Reverse(file.size));
         let few = largest.len() <= MAX_FLUSHED_FILES;
-        let is_same =
-            |opened: &OwnedFd, file: &ScannedFile| ScannedFile::of(opened).is_ok_and(|now| now == *file);
-        let open = |path: &[u8], file: &ScannedFile| -> Result<std::result::Result<OwnedFd, SealOutcome>> {
-            let opened = directory.open_file(path)?.filter(|opened| is_same(opened, file));
-            let Some(opened) = opened else { return Ok(Err(SealOutcome::Busy)) };
-            Ok(match probe(&opened) {
-                Writers::None => Ok(opened),
-                Writers::Some => Err(SealOutcome::Busy),
-                Writers::Unknown => Err(SealOutcome::WritersUnknown),
-            })
-        };
         // All are probed before any is flushed: what is always being written must not have the disk flushed again and again.
         for (EncodedPath(path), file) in &largest {
-            if let Err(outcome) = open(path, file)? {
+            if let Err(outcome) = open_without_writers(directory, path, file, &probe)? {
                 return Ok(outcome);
             }
         }
         let flushed = if few { Ok(()) } else { rustix::fs::syncfs(directory.descriptor()) };
         let (mut held, mut unwritten, mut cause) = (HashMap::new(), Vec::new(), None);
         let mut flush = |path: &Vec<u8>, file: &ScannedFile| -> Result<Option<SealOutcome>> {
-            let opened = match open(path, file)? {
+            let opened = match open_without_writers(directory, path, file, &probe)? {
                 Ok(opened) => opened,
                 Err(outcome) => return Ok(Some(outcome)),
             };
             // Of all files of the disk, the file itself tells whether it was the one that could not be written.
             let written = if few {
-                rustix::fs::fsync(&opened).map_err(Into::into)
+                rustix::io::retry_on_intr(|| rustix::fs::fsync(&opened)).map_err(Into::into)
             } else {
                 io::await_writeback(&opened)
             };
             if let Err(error) = written {
                 unwritten.push(EncodedPath(path.clone()));
                 cause.get_or_insert(fault(path, error));
-            } else if !is_same(&opened, file) {
+            } else if !file.is_that_of(&opened) {
                 return Ok(Some(SealOutcome::Busy));
             } else if held.len() < MAX_HELD_FILES {
                 held.insert(path.clone(), Arc::new(opened));
@@ -342,8 +336,13 @@ impl Seal {
 }
 
 impl ScannedFile {
-    /// Its version on its device without the time of its last change, which is the last part.
-    fn content_version(&self) -> &str {
+    /// Whether the open file is as it was found.
+    fn is_that_of(&self, opened: &OwnedFd) -> bool {
+        Self::of(opened).is_ok_and(|now| now == *self)
+    }
+
+    /// Its version on its device without the time of its last change, which is the last part: the same for all names and permissions.
+    pub fn content_version(&self) -> &str {
         let version = self.version_on_device();
         version.rsplit_once('-').map_or(version, |(content, _)| content)
     }
@@ -352,6 +351,22 @@ impl ScannedFile {
     fn version_on_device(&self) -> &str {
         self.version.split_once('-').map_or(&self.version, |(_, rest)| rest)
     }
+}
+
+/// The file at `path`, if it is as it was `found` and has no writer, as `probe` says; else why not.
+fn open_without_writers(
+    directory: &VolumeDirectory,
+    path: &[u8],
+    found: &ScannedFile,
+    probe: impl Fn(&OwnedFd) -> Writers,
+) -> Result<std::result::Result<OwnedFd, SealOutcome>> {
+    let opened = directory.open_file(path)?.filter(|opened| found.is_that_of(opened));
+    let Some(opened) = opened else { return Ok(Err(SealOutcome::Busy)) };
+    Ok(match probe(&opened) {
+        Writers::None => Ok(opened),
+        Writers::Some => Err(SealOutcome::Busy),
+        Writers::Unknown => Err(SealOutcome::WritersUnknown),
+    })
 }
 
 /// The answer of a probe, where `without_leases` says that a file counts as having no writer if the file system can't tell.

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use bdnfs::backoff::{Backoff, entropy};
 use bdnfs::checkpoint::{CheckpointId, LOOSE, SavedCheckpoint};
-use bdnfs::digest::Digest;
 use bdnfs::error::{Error, Result};
 use bdnfs::task::blocking;
 use bdnfs::volume::{SkipReason, SkippedEntries};
@@ -47,11 +46,10 @@ impl Saver {
                 self.sealed.insert(whole.name().to_owned(), whole.sealed_state());
                 self.remainders.insert(unit.name().to_owned(), unit.fingerprint);
             }
-            Ok(UploadOutcome::Refused(error)) => self.refuse(unit.name(), unit.fingerprint, &error),
-            Ok(UploadOutcome::Unwritten(contents, error)) => {
-                tracing::warn!("{error}");
-                self.record.unwritten.extend(contents);
-                self.refuse_unwritten(&unit.seal, unit.fingerprint);
+            Ok(UploadOutcome::Refused(error)) => self.refuse(unit, &error),
+            Ok(UploadOutcome::Unwritten) => {
+                self.sealed.remove(unit.name());
+                self.report_unwritten(&unit.seal);
             }
             Ok(outcome) => {
                 let unknown = matches!(outcome, UploadOutcome::WritersUnknown);
@@ -133,15 +131,15 @@ impl Saver {
     }
 
     /// Gives up a unit until it changes.
-    pub(super) fn refuse(&mut self, name: &str, state: Digest, error: &Error) {
-        self.refused.insert(name.to_owned(), state);
-        self.retry.remove(name);
+    pub(super) fn refuse(&mut self, unit: &SettledUnit, error: &Error) {
+        self.refused.insert(unit.name().to_owned(), unit.fingerprint);
+        self.retry.remove(unit.name());
         self.record.report.failures += 1;
-        self.note_rarely(format!("{name:?} cannot be saved: {error}"));
+        self.note_rarely(format!("{:?} cannot be saved: {error}", unit.name()));
     }
 
     /// Notes what a job can cause at any rate. What is too much for an hour is counted, and told of with the first event after that.
-    fn note_rarely(&mut self, text: String) {
+    pub(super) fn note_rarely(&mut self, text: String) {
         let (begin, notes) = &mut self.hourly_notes;
         if begin.elapsed() >= HOUR {
             let left_out = notes.saturating_sub(MAX_HOURLY_NOTES);
@@ -289,6 +287,7 @@ impl Saver {
 
     /// Writes the record, if it has changed.
     pub(super) async fn write(&mut self) {
+        self.record.unwritten.clone_from(&self.context.unwritten.lock());
         if let Some((written, at)) = &mut self.written {
             let backlog = std::mem::replace(&mut written.report.backlog, self.record.report.backlog);
             let is_same = *written == self.record;

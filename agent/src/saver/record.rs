@@ -1,6 +1,6 @@
 //! The record of a saver: what it did, for the next saver of the job and for the agent.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -9,6 +9,7 @@ use bdnfs::error::Result;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
+use super::unwritten::Unwritten;
 use crate::api::saving::SaveReport;
 use crate::context::Context;
 use crate::durable::{keep_spare, write_json_surely};
@@ -35,9 +36,9 @@ pub struct SaverRecord {
     /// The states in which units had a writer when they were to be sealed.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub written_to: BTreeMap<String, Fingerprint>,
-    /// The contents of files that the disk failed to write, as long as they are there: no later flush tells that.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub unwritten: BTreeSet<String>,
+    /// What the disk failed to write.
+    #[serde(default, skip_serializing_if = "Unwritten::is_empty")]
+    pub unwritten: Unwritten,
     /// How many events there were.
     pub events: u64,
     /// The last of them, each a line.

@@ -10,7 +10,7 @@ use bdnfs::digest::Digest;
 use bdnfs::error::{Kind, Result};
 use bdnfs::mirroring::MirrorProgress;
 use bdnfs::task::{blocking, lost};
-use bdnfs::volume::{Seal, Seals, SettleTracker, UnitState, VolumeDirectory};
+use bdnfs::volume::{EncodedPath, Seal, Seals, SettleTracker, UnitState, VolumeDirectory};
 use chrono::Utc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
@@ -44,7 +44,7 @@ pub async fn save(order: SaveOrder) -> Result<()> {
     (report.finished, report.given_up, report.torn) = (false, false, 0);
     report.directory.clone_from(&order.directory);
     record.project = Some(order.project.clone());
-    let context = Arc::new(SaveContext::new(order, directory));
+    let context = Arc::new(SaveContext::new(order, directory, record.unwritten.clone()));
     let mut saver = Saver {
         sealed: context.sealed(),
         context,
@@ -63,6 +63,7 @@ pub async fn save(order: SaveOrder) -> Result<()> {
         retry: BTreeMap::new(),
         changes: BTreeMap::new(),
         unsealed: BTreeMap::new(),
+        unwritten_files: BTreeMap::new(),
         hourly_notes: (Instant::now(), 0),
         survivors: Vec::new(),
         ahead_files: AheadFiles::default(),
@@ -110,6 +111,8 @@ pub struct Saver {
     pub(super) changes: BTreeMap<String, u32>,
     /// Since when units are being written that were not sealed since, and whether that was reported.
     pub(super) unsealed: BTreeMap<String, (Instant, bool)>,
+    /// The file of each unit of which was reported that the disk failed to write it.
+    pub(super) unwritten_files: BTreeMap<String, EncodedPath>,
     /// How many events there were in the hour that began then of those that a job can cause at any rate.
     pub(super) hourly_notes: (Instant, u32),
     /// What was sealed of units that are torn.
@@ -184,11 +187,7 @@ impl Saver {
                 }
                 (None, Some(file)) => {
                     if let Ok(outcome) = timeout(pause, file.outcome()).await {
-                        self.record.unwritten.extend(self.ahead_files.finish(
-                            file.path(),
-                            outcome,
-                            self.now(),
-                        ));
+                        self.ahead_files.finish(file.path(), outcome, self.now());
                         ahead = None;
                     }
                     None
@@ -233,7 +232,6 @@ impl Saver {
         let holds_units = found.seals.values().any(|seal| !seal.files.is_empty());
         self.skip_all(found.skipped, holds_units);
         self.settling.observe(&found.seals, &found.tracked, self.begin.elapsed());
-        self.keep_unwritten(&found.seals);
         let gone = self.forget_deleted(under_way);
         if !gone.is_empty() {
             let context = Arc::clone(&self.context);
@@ -294,13 +292,7 @@ impl Saver {
                 report.state = if is_sealed { CheckpointState::Sealed } else { CheckpointState::Writing };
             }
             let Some(seal) = seals.get(&name).filter(|seal| !seal.files.is_empty()) else { continue };
-            if !is_saved && self.refuse_unwritten(seal, state.fingerprint) {
-                continue;
-            }
-            if !is_saved && !is_sealed && self.is_torn(seal).await {
-                if let Err(error) = self.leave_torn(seal.clone(), &state).await {
-                    self.fail(&name, &error);
-                }
+            if !is_saved && self.leave_damaged(seal, &state, is_sealed).await {
                 continue;
             }
             if !is_saved && !is_sealed && !ended {
@@ -330,7 +322,7 @@ impl Saver {
     async fn seal(&mut self, unit: &SettledUnit) -> bool {
         let name = unit.name().to_owned();
         if let Err(error) = self.context.id(&name) {
-            self.refuse(&name, unit.fingerprint, &error);
+            self.refuse(unit, &error);
             return false;
         }
         match Arc::clone(&self.context).seal(unit.clone(), self.ended.is_none()).await {
@@ -348,6 +340,10 @@ impl Saver {
                 self.sealed.remove(&name);
                 let outcome = outcome.map(|busy| busy.unwrap_or(UploadOutcome::Busy));
                 self.finish(unit, outcome);
+                if !self.context.unwritten.lock().is_empty() {
+                    // The next saver hears of it from nobody else.
+                    self.write().await;
+                }
                 false
             }
         }

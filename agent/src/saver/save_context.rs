@@ -18,12 +18,14 @@ use bdnfs::volume::{
     EncodedPath, Seal, SealOutcome, SealedOrigin, SealedUnit, VolumeDirectory, seal_file_name,
 };
 use chrono::{DateTime, Utc};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
 use super::order::SaveOrder;
 use super::record::{self, SEALS_DIRECTORY, SavedState, SealedState};
+use super::unwritten::Unwritten;
 use crate::mirror::{self, MIRROR_CONFIG};
 
 /// The most that a marker holds, in bytes: the Trainer's has a line for each step that it logged.
@@ -38,6 +40,8 @@ pub struct SaveContext {
     pub directory: Arc<VolumeDirectory>,
     /// The mirror, once it could be opened.
     mirror: OnceCell<Mirror>,
+    /// What the disk failed to write of it.
+    pub unwritten: Mutex<Unwritten>,
 }
 
 /// A unit as it is to be saved.
@@ -79,19 +83,8 @@ pub enum UploadOutcome {
     WritersUnknown,
     /// The unit can't be saved as it is.
     Refused(Error),
-    /// The disk failed to write these [contents](Seal::contents) of its files.
-    Unwritten(Vec<String>, Error),
-}
-
-/// The outcome of an upload of a file ahead of its unit.
-#[derive(Debug)]
-pub enum AheadOutcome {
-    /// The content is in the mirror.
-    Uploaded,
-    /// The file has a writer, or was written to.
-    Busy,
-    /// The disk failed to write these [contents](Seal::contents).
-    Unwritten(Vec<String>, Error),
+    /// The disk failed to write some of it.
+    Unwritten,
 }
 
 /// The state of a unit before its job began to delete it.
@@ -132,9 +125,9 @@ impl SettledUnit {
 }
 
 impl SaveContext {
-    /// The context of an order, whose `directory` is open.
-    pub fn new(order: SaveOrder, directory: Arc<VolumeDirectory>) -> Self {
-        Self { order, directory, mirror: OnceCell::new() }
+    /// The context of an order, whose `directory` is open, and of which the disk has failed to write what is `unwritten`.
+    pub fn new(order: SaveOrder, directory: Arc<VolumeDirectory>, unwritten: Unwritten) -> Self {
+        Self { order, directory, mirror: OnceCell::new(), unwritten: Mutex::new(unwritten) }
     }
 
     /// The mirror, which is created if it was never seen. One that is away is opened when it is back.
@@ -178,7 +171,10 @@ impl SaveContext {
             SealOutcome::Busy => return Ok(Err(UploadOutcome::Busy)),
             SealOutcome::WritersUnknown => return Ok(Err(UploadOutcome::WritersUnknown)),
             SealOutcome::Unwritten(paths, error) => {
-                return Ok(Err(UploadOutcome::Unwritten(unit.seal.contents(&paths).collect(), error)));
+                tracing::warn!("{error}");
+                // Here: nobody may wait for the outcome any more, and nobody else will be told.
+                self.unwritten.lock().add(&unit.seal, &paths);
+                return Ok(Err(UploadOutcome::Unwritten));
             }
         };
         let mut unit = unit.clone();
@@ -247,18 +243,15 @@ impl SaveContext {
     }
 
     /// Uploads the content of `part`, files of a unit that is not sealed, where nothing of it is seen before the unit is saved.
-    /// Dropping the future gives it up.
+    /// False where a file has a writer, or was written to. Dropping the future gives it up.
     ///
     /// # Errors
     /// Those of the mirror, and of reading.
-    pub async fn upload_ahead(self: Arc<Self>, part: Seal) -> Result<AheadOutcome> {
-        let (id, context, files) = (self.id(&part.unit)?, Arc::clone(&self), part.clone());
-        let sealed = match blocking(move || files.apply(&context.directory, false)).await? {
+    pub async fn upload_ahead(self: Arc<Self>, part: Seal) -> Result<bool> {
+        let (id, context) = (self.id(&part.unit)?, Arc::clone(&self));
+        let sealed = match blocking(move || part.open(&context.directory)).await? {
             SealOutcome::Sealed(sealed) => sealed,
-            SealOutcome::Busy => return Ok(AheadOutcome::Busy),
-            SealOutcome::Unwritten(paths, error) => {
-                return Ok(AheadOutcome::Unwritten(part.contents(&paths).collect(), error));
-            }
+            SealOutcome::Busy | SealOutcome::Unwritten(..) => return Ok(false),
             SealOutcome::WritersUnknown => {
                 let text = "the file system cannot tell whether the file has a writer";
                 return Err(Error::new(Kind::Unsupported, text));
@@ -267,8 +260,8 @@ impl SaveContext {
         let origin = SealedOrigin::new(id.to_string(), Arc::new(sealed), self.order.upload_rate);
         let source = MirrorSource::checkpoint(&id, Arc::new(origin));
         match mirror_ahead(self.mirror().await?, &source, MIRROR_CONFIG, &MirrorProgress::default()).await {
-            Err(error) if error.kind() == Kind::Changed => Ok(AheadOutcome::Busy),
-            outcome => outcome.map(|()| AheadOutcome::Uploaded),
+            Err(error) if error.kind() == Kind::Changed => Ok(false),
+            outcome => outcome.map(|()| true),
         }
     }
 

@@ -89,13 +89,13 @@ impl Saver {
         Ok(found)
     }
 
-    /// Leaves a unit where it is that was being written when the job was killed, but for what was sealed of it.
-    pub(super) async fn leave_torn(&mut self, seal: Seal, state: &UnitState) -> Result<()> {
+    /// Leaves a unit where it is that is not whole, and `why`, but for what was sealed of it.
+    pub(super) async fn leave_torn(&mut self, seal: Seal, state: &UnitState, why: &str) -> Result<()> {
         let (context, name) = (Arc::clone(&self.context), seal.unit.clone());
         let unit = name.clone();
         let last = blocking(move || Ok(context.last_seal(&unit))).await?;
         self.refused.insert(name.clone(), state.fingerprint);
-        let survivor = self.survivor(seal, last, "was being written when the job was killed: it is");
+        let survivor = self.survivor(seal, last, why);
         let report = self.report(&name);
         if survivor.is_none() && report.state == CheckpointState::Writing {
             // No file of it is torn, and all are saved.

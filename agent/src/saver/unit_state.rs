@@ -1,13 +1,11 @@
 //! What a saver knows of a unit beyond the last scan: how it was sealed, whether it was ever complete, and what it is the remainder of.
 
-use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bdnfs::digest::Digest;
-use bdnfs::error::{Error, Kind};
 use bdnfs::task::blocking;
-use bdnfs::volume::{EncodedPath, Seal, Seals, UnitState};
+use bdnfs::volume::{Seal, Seals, UnitState};
 use tokio::time::Instant;
 
 use super::order::JobEnd;
@@ -53,7 +51,7 @@ impl Saver {
 
     /// Whether a unit that is not sealed may be torn, as its job was killed, or a process that was writing to it, or that may have been:
     /// the last that was written to it is no whole marker, or it still is as it was when it had a writer.
-    pub(super) async fn is_torn(&self, seal: &Seal) -> bool {
+    async fn is_torn(&self, seal: &Seal) -> bool {
         let is_killed = self.ended.is_some_and(|(_, end)| end == JobEnd::Killed);
         let is_cut = self.cut.is_incomplete || seal.has_file_of(&self.cut.files);
         if !is_killed && !is_cut {
@@ -66,21 +64,37 @@ impl Saver {
         !blocking(move || Ok(context.is_last_written_marker(&seal))).await.is_ok_and(|it| it)
     }
 
-    /// Gives up a unit until it changes, if it has content that the disk failed to write. False where it has none.
-    pub(super) fn refuse_unwritten(&mut self, seal: &Seal, state: Digest) -> bool {
-        let Some(EncodedPath(path)) = seal.file_with_content(&self.record.unwritten) else { return false };
-        let text = format!("the disk failed to write {}: write it again", path.escape_ascii());
-        self.refuse(&seal.unit, state, &Error::new(Kind::Disk, text));
+    /// Leaves a unit that may be torn, or has content that the disk failed to write: while the job runs, until it changes, and then for
+    /// good, but for what was sealed of it. False where it is neither.
+    pub(super) async fn leave_damaged(&mut self, seal: &Seal, state: &UnitState, is_sealed: bool) -> bool {
+        let why = if self.report_unwritten(seal) {
+            "has content that the disk failed to write: it is"
+        } else if !is_sealed && self.is_torn(seal).await {
+            "was being written when the job was killed: it is"
+        } else {
+            return false;
+        };
+        if self.ended.is_some()
+            && let Err(error) = self.leave_torn(seal.clone(), state, why).await
+        {
+            self.fail(&seal.unit, &error);
+        }
         true
     }
 
-    /// Forgets content that the disk failed to write and that is gone.
-    pub(super) fn keep_unwritten(&mut self, found: &Seals) {
-        let unwritten = mem::take(&mut self.record.unwritten);
-        if !unwritten.is_empty() {
-            let kept = found.values().flat_map(|seal| seal.contents_among(&unwritten));
-            self.record.unwritten = kept.cloned().collect();
+    /// Reports, once, a unit that has content which the disk failed to write. False where it has none.
+    pub(super) fn report_unwritten(&mut self, seal: &Seal) -> bool {
+        let Some(path) = self.context.unwritten.lock().path_in(seal).cloned() else {
+            self.unwritten_files.remove(&seal.unit);
+            return false;
+        };
+        let why = format!("the disk failed to write {}: write it again", path.0.escape_ascii());
+        if self.unwritten_files.insert(seal.unit.clone(), path.clone()) != Some(path) {
+            self.record.report.failures += 1;
+            self.note_rarely(format!("{:?} cannot be saved: {why}", seal.unit));
         }
+        self.record.report.why = Some(why);
+        true
     }
 
     /// Reports that it is not known all what the job was writing when its processes were ended.

@@ -12,7 +12,7 @@ use bdnfs::task::lost;
 use bdnfs::volume::{EncodedPath, SEAL_QUIET_PERIOD, Seal, Seals};
 use tokio::task::JoinHandle;
 
-use super::save_context::{AheadOutcome, SaveContext};
+use super::save_context::SaveContext;
 
 /// The least size of a file that is uploaded ahead, in bytes: the requests around it then cost little beside it.
 const MIN_AHEAD_BYTES: u64 = 16 << 20;
@@ -37,7 +37,7 @@ struct SeenFile {
 pub struct AheadTask {
     unit: String,
     path: EncodedPath,
-    work: JoinHandle<Result<AheadOutcome>>,
+    work: JoinHandle<Result<bool>>,
 }
 
 impl Drop for AheadTask {
@@ -73,27 +73,17 @@ impl AheadFiles {
         Some(Seal { unit: newest.unit.clone(), files, ..Seal::default() })
     }
 
-    /// Records the outcome of the upload of the file `path`. Returns the contents that the disk failed to write.
-    pub fn finish(
-        &mut self,
-        path: &EncodedPath,
-        outcome: Result<AheadOutcome>,
-        now: Duration,
-    ) -> Vec<String> {
-        let (unwritten, error) = match outcome {
-            Ok(AheadOutcome::Uploaded) => (Vec::new(), None),
-            Ok(AheadOutcome::Busy) => {
-                self.files.entry(path.clone()).and_modify(|seen| seen.since = now);
-                return Vec::new();
+    /// Records the outcome of the upload of the file `path`: false where it has a writer.
+    pub fn finish(&mut self, path: &EncodedPath, outcome: Result<bool>, now: Duration) {
+        let Some(seen) = self.files.get_mut(path) else { return };
+        match outcome {
+            Ok(false) => seen.since = now,
+            Ok(true) => seen.is_done = true,
+            Err(error) => {
+                tracing::info!(%error, "a file is not uploaded ahead of its checkpoint");
+                seen.is_done = true;
             }
-            Ok(AheadOutcome::Unwritten(contents, error)) => (contents, Some(error)),
-            Err(error) => (Vec::new(), Some(error)),
-        };
-        if let Some(error) = error {
-            tracing::info!(%error, "a file is not uploaded ahead of its checkpoint");
         }
-        self.files.entry(path.clone()).and_modify(|seen| seen.is_done = true);
-        unwritten
     }
 }
 
@@ -115,8 +105,8 @@ impl AheadTask {
         &self.path
     }
 
-    /// Waits for its outcome.
-    pub async fn outcome(&mut self) -> Result<AheadOutcome> {
+    /// Waits for its outcome: false where the file has a writer.
+    pub async fn outcome(&mut self) -> Result<bool> {
         (&mut self.work).await.map_err(lost)?
     }
 }
@@ -151,9 +141,9 @@ mod tests {
         assert_eq!(next(&mut ahead, 0), None);
         assert_eq!(next(&mut ahead, 1), None);
         assert_eq!(next(&mut ahead, 2), Some(path("larger")));
-        ahead.finish(&path("larger"), Ok(AheadOutcome::Uploaded), Duration::from_secs(2));
+        ahead.finish(&path("larger"), Ok(true), Duration::from_secs(2));
         assert_eq!(next(&mut ahead, 3), Some(path("large")));
-        ahead.finish(&path("large"), Ok(AheadOutcome::Busy), Duration::from_secs(3));
+        ahead.finish(&path("large"), Ok(false), Duration::from_secs(3));
         assert_eq!(next(&mut ahead, 4), None, "it has a writer");
         assert_eq!(next(&mut ahead, 5), Some(path("large")));
         large.write_all_at(b"more", 0).unwrap();

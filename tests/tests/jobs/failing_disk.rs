@@ -1,6 +1,7 @@
 //! Checkpoints on a disk that fails to write them.
 
 use std::fs;
+use std::path::PathBuf;
 
 use bdnfs_tests::disk::LoopDisk;
 use bdnfs_tests::machine::Machine;
@@ -20,48 +21,113 @@ fn checkpoint_of_many_files_that_a_disk_failed_to_write_is_not_saved_before_it_i
     assert_saved_when_written_again(100);
 }
 
+/// A job that writes the checkpoint `one` on a disk that is full at that time.
+struct FailingDisk {
+    saving: SavingMachine,
+    flags: PathBuf,
+    number: String,
+    disk: LoopDisk,
+}
+
+impl FailingDisk {
+    /// A job that calls `write`, which is `writing` in a shell, while the disk is full, and does what is `then` to be done. `None` where
+    /// there are no such disks.
+    fn with_job(writing: &str, then: &str) -> Option<Self> {
+        let disk = LoopDisk::thin(64 << 20)?;
+        let machine = Machine::new().env("BDNFS_VOLUMES_DIR", disk.path().join("volumes"));
+        let saving = SavingMachine { agent: start(&machine), machine };
+        let flags = saving.machine.directory("flags");
+        // Its directory is on the disk, and has a writer.
+        let number = saving.submit(
+            "job",
+            &format!(
+                "cd $BT_CHECKPOINT_DIR && mkdir one two && for number in $(seq 100); do : > one/model-$number; done
+                 await() {{ touch {0}/$1-awaited; until [ -e {0}/$1 ]; do sleep 0.1; done; }}
+                 write() {{ {writing}; }}
+                 exec 3>> one/model-1; sync; await full; write; {then}",
+                text(&flags)
+            ),
+        );
+        let failing = Self { saving, flags, number, disk };
+        eventually("the job has begun", || failing.is_awaited("full"));
+        failing.disk.fill_store();
+        failing.set("full");
+        Some(failing)
+    }
+
+    fn is_awaited(&self, name: &str) -> bool {
+        self.flags.join(format!("{name}-awaited")).exists()
+    }
+
+    fn set(&self, name: &str) {
+        fs::write(self.flags.join(name), "").unwrap();
+    }
+
+    fn told(&self) -> Vec<String> {
+        events(&self.saving.status(&self.number)).into_iter().map(|event| event.to_string()).collect()
+    }
+
+    fn is_told(&self, begin: &str) -> bool {
+        self.told().iter().any(|event| event.starts_with(begin))
+    }
+
+    /// Waits until the saver has met the fault and has told it, and gives the disk its blocks again.
+    fn await_refusal(&self) {
+        let log = self.disk.path().join("volumes/default/jobs/job/saver.log");
+        let is_logged = || fs::read_to_string(&log).unwrap_or_default().contains("cannot make ");
+        eventually("the saver meets the fault", is_logged);
+        self.disk.empty_store();
+        eventually("it is told", || {
+            self.is_told("\"one\" cannot be saved: the disk failed to write one/model-")
+        });
+    }
+}
+
 /// Asserts that a checkpoint of so many files is not saved as memory still has it where the disk failed to write it, whoever looks, but
 /// when it is written again.
 fn assert_saved_when_written_again(count: usize) {
-    let Some(disk) = LoopDisk::thin(64 << 20) else { return };
-    let machine = Machine::new().env("BDNFS_VOLUMES_DIR", disk.path().join("volumes"));
-    let saving = SavingMachine { agent: start(&machine), machine };
-    let flags = saving.machine.directory("flags");
-    // Its directory is on the disk, and has a writer.
-    let number = saving.submit(
-        "job",
-        &format!(
-            "cd $BT_CHECKPOINT_DIR && mkdir one two
-             for number in $(seq {count}); do : > one/model-$number; done
-             await() {{ touch {0}/$1-awaited; until [ -e {0}/$1 ]; do sleep 0.1; done; }}
-             write() {{ for number in $(seq {count}); do head -c 10000 /dev/urandom > one/model-$number; done; : > one/.metadata; }}
-             exec 3>> one/model-1; sync; await full; write; exec 3>&-
-             await empty; echo two > two/model; await again; write; await end",
-            text(&flags)
-        ),
+    let writing = format!(
+        "rm -f $(seq -f one/model-%.0f {} 101); \
+         for number in $(seq {count}); do head -c 10000 /dev/urandom > one/model-$number; done; : > one/.metadata",
+        count + 1
     );
-    let awaited = |name: &str| flags.join(format!("{name}-awaited")).exists();
-    let told = || events(&saving.status(&number));
-    let is_told = |begin: &str| told().iter().any(|event| event.starts_with(begin));
-    let log = disk.path().join("volumes/default/jobs/job/saver.log");
-    let is_logged = || fs::read_to_string(&log).unwrap_or_default().contains("cannot make ");
-    eventually("the job has begun", || awaited("full"));
-    disk.fill_store();
-    fs::write(flags.join("full"), "").unwrap();
-    eventually("the saver meets the fault", is_logged);
-    disk.empty_store();
-    let refused = "\"one\" cannot be saved: the disk failed to write one/model-";
-    eventually("it is told", || is_told(refused));
+    let then = "exec 3>&-; await empty; echo two > two/model; await again; write; await end";
+    let Some(failing) = FailingDisk::with_job(&writing, then) else { return };
+    failing.await_refusal();
+    let FailingDisk { saving, number, .. } = &failing;
     // The next saver knows it, too.
     saving.machine.kill_savers();
-    fs::write(flags.join("empty"), "").unwrap();
-    saving.await_event(&number, "saved two (generation 1");
-    assert!(!is_told("saved one"), "{:?}", told());
+    failing.set("empty");
+    saving.await_event(number, "saved two (generation 1");
+    assert!(!failing.is_told("saved one"), "{:?}", failing.told());
     assert_eq!(saving.files("bt://p@job/one"), None);
-    fs::write(flags.join("again"), "").unwrap();
-    saving.await_event(&number, "saved one (generation 1, complete)");
+    failing.set("again");
+    saving.await_event(number, "saved one (generation 1, complete)");
     assert_eq!(saving.files("bt://p@job/one").map(|files| files.len()), Some(count + 1));
-    saving.machine.run(&["job", "stop", &number]).succeeds();
-    saving.ended(&number);
-    saving.agent.stop();
+    saving.machine.run(&["job", "stop", number]).succeeds();
+    saving.ended(number);
+}
+
+#[test]
+fn job_that_ends_with_a_checkpoint_that_the_disk_failed_to_write_fails_and_keeps_it() {
+    // The first file is uploaded while others are still to be written, again and again.
+    let writing = "head -c 17000000 /dev/urandom > one/model-2; \
+                   for second in $(seq 6); do sleep 1; date > one/model-3; done; : > one/.metadata";
+    let Some(failing) = FailingDisk::with_job(writing, "exec 3>&-; await empty") else { return };
+    failing.await_refusal();
+    let FailingDisk { saving, number, .. } = &failing;
+    failing.set("empty");
+    let status = saving.ended(number);
+    assert_eq!(status["state"], "TRAINING_JOB_FAILED", "{status}");
+    let refused = failing.told().iter().filter(|event| event.contains("the disk failed to write")).count();
+    assert!(refused <= 5, "{:?}", failing.told());
+    let why = "not all checkpoints could be saved: the disk failed to write one/model-";
+    assert!(failing.is_told(why), "{:?}", failing.told());
+    assert!(
+        failing.is_told("one has content that the disk failed to write: it is kept in"),
+        "{:?}",
+        failing.told()
+    );
+    assert!(failing.disk.path().join("volumes/default/jobs/job/checkpoints/one/model-2").exists());
+    assert_eq!(saving.files("bt://p@job/one"), None);
 }

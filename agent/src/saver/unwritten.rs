@@ -1,0 +1,91 @@
+//! Content that the disk failed to write. The kernel tells of that once, and takes what it still has in memory for written.
+
+use std::collections::BTreeSet;
+
+use bdnfs::volume::{EncodedPath, FileTime, ScannedFile, Seal};
+use serde::{Deserialize, Serialize};
+
+/// How much content is remembered one by one, so that a record stays small.
+const MAX_CONTENTS: usize = 1000;
+
+/// The content of a directory that the disk failed to write, until it is written again. None is forgotten: what a scan does not find may
+/// have been renamed meanwhile.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Unwritten {
+    /// The [versions](ScannedFile::content_version) of it.
+    contents: BTreeSet<String>,
+    /// The time of the newest beyond [`MAX_CONTENTS`]: what was written by then counts as such, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    until: Option<FileTime>,
+}
+
+impl Unwritten {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.contents.is_empty()
+    }
+
+    /// Adds the files `paths` of `seal`.
+    pub fn add(&mut self, seal: &Seal, paths: &[EncodedPath]) {
+        for file in paths.iter().filter_map(|path| seal.files.get(path)) {
+            if self.contents.len() < MAX_CONTENTS {
+                self.contents.insert(file.content_version().to_owned());
+            } else {
+                self.until = self.until.max(Some(file.mtime));
+            }
+        }
+    }
+
+    /// The path of a file of `seal` that has such content.
+    pub fn path_in<'a>(&self, seal: &'a Seal) -> Option<&'a EncodedPath> {
+        let is_unwritten = |file: &ScannedFile| {
+            self.contents.contains(file.content_version()) || self.until >= Some(file.mtime)
+        };
+        let mut files = seal.files.iter().filter(|_| !self.is_empty());
+        files.find(|(_, file)| is_unwritten(file)).map(|(path, _)| path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seal(files: impl IntoIterator<Item = (String, u64, i64)>) -> Seal {
+        let files = files.into_iter().map(|(path, inode, second)| {
+            let version = format!("7-{inode}-1-{second}000000000-99");
+            (
+                EncodedPath(path.into()),
+                ScannedFile { version, size: 1, mtime: (second, 0), executable: false },
+            )
+        });
+        Seal { files: files.collect(), ..Seal::default() }
+    }
+
+    fn path(name: &str) -> EncodedPath {
+        EncodedPath(name.into())
+    }
+
+    #[test]
+    fn unwritten_content_is_found_under_any_name_and_is_not_when_it_was_written_again() {
+        let mut unwritten = Unwritten::default();
+        let found = seal([("a/one".into(), 1, 5), ("a/two".into(), 2, 5)]);
+        assert_eq!(unwritten.path_in(&found), None);
+        unwritten.add(&found, &[path("a/two")]);
+        assert_eq!(unwritten.path_in(&found), Some(&path("a/two")));
+        assert_eq!(unwritten.path_in(&seal([("b/renamed".into(), 2, 5)])), Some(&path("b/renamed")));
+        assert_eq!(unwritten.path_in(&seal([("a/one".into(), 1, 5), ("a/two".into(), 2, 6)])), None);
+    }
+
+    #[test]
+    fn unwritten_content_beyond_the_limit_is_all_that_is_as_old() {
+        let many = seal((0..MAX_CONTENTS as u64 + 2).map(|number| (format!("{number:06}"), number, 5)));
+        let mut unwritten = Unwritten::default();
+        unwritten.add(&many, &many.files.keys().cloned().collect::<Vec<_>>());
+        assert_eq!(unwritten.contents.len(), MAX_CONTENTS);
+        assert_eq!(
+            unwritten.path_in(&seal([("last".into(), MAX_CONTENTS as u64 + 1, 5)])),
+            Some(&path("last"))
+        );
+        assert_eq!(unwritten.path_in(&seal([("newer".into(), 1 << 40, 6)])), None);
+    }
+}
