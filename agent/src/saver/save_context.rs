@@ -1,5 +1,8 @@
 //! One upload: a settled unit is sealed, published as a snapshot, and written into the mirror's index.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -177,6 +180,10 @@ impl SaveContext {
                 return Ok(Err(UploadOutcome::Unwritten));
             }
         };
+        // The flush of what the disk has failed to write before succeeds.
+        if self.unwritten.lock().path_in(&unit.seal).is_some() {
+            return Ok(Err(UploadOutcome::Unwritten));
+        }
         let mut unit = unit.clone();
         if let Some(last) = self.last_seal(unit.name()) {
             // A scan may have found it complete meanwhile.

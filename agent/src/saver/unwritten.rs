@@ -38,11 +38,14 @@ impl Unwritten {
 
     /// The path of a file of `seal` that has such content.
     pub fn path_in<'a>(&self, seal: &'a Seal) -> Option<&'a EncodedPath> {
+        // There may be a million files, and each scan asks.
+        if self.is_empty() {
+            return None;
+        }
         let is_unwritten = |file: &ScannedFile| {
             self.contents.contains(file.content_version()) || self.until >= Some(file.mtime)
         };
-        let mut files = seal.files.iter().filter(|_| !self.is_empty());
-        files.find(|(_, file)| is_unwritten(file)).map(|(path, _)| path)
+        seal.files.iter().find(|(_, file)| is_unwritten(file)).map(|(path, _)| path)
     }
 }
 
