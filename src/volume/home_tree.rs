@@ -200,7 +200,7 @@ fn is_quiet(
         Writers::Some => false,
         Writers::Unknown => was_left_for(SEAL_QUIET_PERIOD_WITHOUT_LEASES),
     };
-    Ok(is_left && ScannedFile::of(&opened).is_ok_and(|now| now == *found))
+    Ok(is_left && found.is_that_of(&opened))
 }
 
 impl VolumeDirectory {

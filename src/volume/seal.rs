@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
@@ -207,13 +209,6 @@ impl Seal {
         !files.is_empty() && self.files.values().filter_map(id).any(|id| files.contains(&id))
     }
 
-    /// The directories above it, to the one that was walked.
-    fn above(&self) -> impl Iterator<Item = &[u8]> {
-        let unit = if self.unit == LOOSE { &b""[..] } else { self.unit.as_bytes() };
-        let parents = unit.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| &unit[..at]);
-        parents.chain([&b""[..]])
-    }
-
     /// The name in the unit of `path`, one of its files.
     pub(super) fn below<'a>(&self, path: &'a [u8]) -> &'a [u8] {
         if self.unit == LOOSE { path } else { path.get(self.unit.len() + 1..).unwrap_or_default() }
@@ -307,7 +302,9 @@ impl Seal {
             return obstacle;
         }
         flushed.map_err(|e| fault(b"", e.into()))?;
-        let directories = self.directories.keys().map(|path| &path.0[..]).chain(self.above());
+        // Those above the unit, too, to the one that was walked.
+        let above = Path::new(&self.unit).ancestors().skip(1).map(|path| path.as_os_str().as_bytes());
+        let directories = self.directories.keys().map(|path| &path.0[..]).chain(above);
         for path in directories.filter(|_| few) {
             match directory.at(path, rustix::fs::OFlags::DIRECTORY) {
                 Ok(opened) => rustix::fs::fsync(&opened).map_err(|e| fault(path, e.into()))?,
@@ -337,7 +334,7 @@ impl Seal {
 
 impl ScannedFile {
     /// Whether the open file is as it was found.
-    fn is_that_of(&self, opened: &OwnedFd) -> bool {
+    pub(super) fn is_that_of(&self, opened: &OwnedFd) -> bool {
         Self::of(opened).is_ok_and(|now| now == *self)
     }
 
