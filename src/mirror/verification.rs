@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
-use chrono::{DateTime, Utc};
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::catalog::Ref;
@@ -116,23 +115,13 @@ impl Mirror {
     /// is there now.
     async fn check_blob(&self, blob: &Blob, deep: bool) -> Result<()> {
         let check = async || if deep { self.read_all(blob).await } else { self.check_object(blob).await };
-        let Err((fault, is_lasting)) = check_twice(check, || self.record_version(blob)).await? else {
-            return Ok(());
-        };
-        if is_lasting
-            && let Key::Content(digest) = blob.key
-            && let Err(error) = self.forget(&digest).await
-        {
+        let Key::Content(digest) = blob.key else { return check().await };
+        let record = self.key(ObjectKind::Records, &digest);
+        let Some((fault, is_lasting)) = damage(check, || self.head(&record)).await? else { return Ok(()) };
+        if is_lasting && let Err(error) = self.forget(&digest).await {
             tracing::warn!(%error, "a damaged blob is not marked: adding its source will not repair it");
         }
         Err(fault)
-    }
-
-    /// What tells the record of a blob from one that was written anew; `None` where there is none.
-    async fn record_version(&self, blob: &Blob) -> Result<Option<(DateTime<Utc>, Option<String>)>> {
-        let Key::Content(digest) = blob.key else { return Ok(None) };
-        let meta = self.head(&self.key(ObjectKind::Records, &digest)).await?;
-        Ok(meta.map(|meta| (meta.last_modified, meta.version)))
     }
 
     /// Whether a blob's object is there, and as long as it should be.
@@ -191,30 +180,28 @@ impl Mirror {
     }
 }
 
-/// The outcome of `check`, and of a fault whether it was found twice while `version` did not change.
+/// The damage that `check` finds, and whether it found some twice while the `version` of the record did not change.
 ///
 /// # Errors
 /// Those of `version`, and of `check` that are no damage.
-async fn check_twice<V: PartialEq>(
+async fn damage<V: PartialEq>(
     check: impl AsyncFn() -> Result<()>,
     version: impl AsyncFn() -> Result<V>,
-) -> Result<std::result::Result<(), (Error, bool)>> {
-    let damage = async || match check().await {
+) -> Result<Option<(Error, bool)>> {
+    let find = async || match check().await {
         Err(fault) if fault.kind() == Kind::Corrupt => Ok(Some(fault)),
         checked => checked.map(|()| None),
     };
-    let Some(mut fault) = damage().await? else { return Ok(Ok(())) };
+    let Some(mut fault) = find().await? else { return Ok(None) };
     for _ in 1..CHECK_LIMIT {
         let before = version().await?;
-        match damage().await? {
-            None => return Ok(Ok(())),
-            Some(found) => fault = found,
-        }
+        let Some(found) = find().await? else { return Ok(None) };
+        fault = found;
         if version().await? == before {
-            return Ok(Err((fault, true)));
+            return Ok(Some((fault, true)));
         }
     }
-    Ok(Err((fault, false)))
+    Ok(Some((fault, false)))
 }
 
 /// Verifies the blocks of `extent` by their checks.
@@ -243,8 +230,8 @@ mod tests {
             count.set(count.get() + 1);
             if count.get() >= repaired { Ok(()) } else { Err(Error::new(Kind::Corrupt, "damage")) }
         };
-        let outcome = check_twice(check, async || Ok(version(count.get()))).await.expect("a store");
-        (count.get(), outcome.err().map(|(_, is_lasting)| is_lasting))
+        let found = damage(check, async || Ok(version(count.get()))).await.expect("a store");
+        (count.get(), found.map(|(_, is_lasting)| is_lasting))
     }
 
     #[tokio::test]
