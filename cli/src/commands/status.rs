@@ -108,15 +108,16 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
     // A mount without its agent can't say which cache it uses, but there is a record of it.
     let has_mount_without_agent = healths.iter().any(|health| !matches!(health, MountHealth::Alive(_)));
     let recorded = match cache.clone().filter(|_| has_mount_without_agent) {
-        Some(cache) => within(RECORDS_TIMEOUT, blocking(move || Ok(recorded_mountpoints(&cache)))).await,
-        None => Some(Ok(Vec::new())),
+        Some(cache) => {
+            let read = blocking(move || Ok(recorded_mountpoints(&cache)));
+            within(RECORDS_TIMEOUT, read).await.transpose()?
+        }
+        None => Some(Vec::new()),
     };
-    let is_answered = recorded.is_some();
-    let recorded = recorded.transpose()?.unwrap_or_default();
     let is_wanted = |(mounted, health): &(MountEntry, MountHealth)| match (&cache, health) {
         (None, _) => true,
         (Some(cache), MountHealth::Alive(socket)) => *socket == socket::of_cache(cache),
-        (Some(_), _) => recorded.contains(&mounted.mountpoint),
+        (Some(_), _) => recorded.iter().flatten().any(|mountpoint| *mountpoint == mounted.mountpoint),
     };
     let mounts: Vec<_> = mounts.into_iter().zip(healths).filter(is_wanted).collect();
     let sockets = mounts.iter().filter_map(|(_, health)| health.socket());
@@ -128,9 +129,7 @@ async fn query(cache: Option<PathBuf>) -> Result<StatusReport> {
         MountHealth::Unresponsive => Some(format_unresponsive(mounted)),
         _ => None,
     }));
-    if let Some(cache) = cache.as_deref().filter(|_| !is_answered) {
-        unresponsive.push(format_unresponsive_disk(cache));
-    }
+    unresponsive.extend(cache.as_deref().filter(|_| recorded.is_none()).map(format_unresponsive_disk));
     let mut publications: Vec<_> =
         agents.values().flatten().flat_map(|status| status.publications.clone()).collect();
     publications.sort_by(|a, b| a.key.cmp(&b.key));
