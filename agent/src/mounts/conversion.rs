@@ -87,14 +87,8 @@ impl MountManager {
             return None;
         }
         let alive = self.lifecycle.begin().ok()?;
-        let conversion = managed.begin_conversion().then(|| Conversion {
-            managed: Arc::clone(managed),
-            note: managed.note(),
-            _alive: alive,
-        })?;
-        // Only now: another may have converted it.
-        let is_lazy = matches!(&*managed.attachment(), Attachment::Fuse(mount) if !mount.is_resumed());
-        is_lazy.then_some(conversion)
+        let conversion = || Conversion { managed: Arc::clone(managed), note: None, _alive: alive };
+        managed.begin_conversion().then(conversion)
     }
 
     /// Converts a mount whose stage has begun as soon as all of it is local.

@@ -138,20 +138,21 @@ impl ManagedMount {
     }
 
     /// Marks it as about to become native: until that is [known](Self::end_conversion), its stage is not
-    /// reported as done. False where it was marked before.
+    /// reported as done. False where it is marked, or is no FUSE mount of this process's own.
     pub(super) fn begin_conversion(&self) -> bool {
-        !self.converting.send_replace(true)
+        // Asked under the lock of the mark: one that was just converted is unmarked, and no FUSE mount any more.
+        self.converting.send_if_modified(|converting| {
+            let is_lazy = matches!(&*self.attachment(), Attachment::Fuse(mount) if !mount.is_resumed());
+            let begins = is_lazy && !*converting;
+            *converting |= begins;
+            begins
+        })
     }
 
     /// Waits while it is about to become native.
     pub(super) async fn await_conversion(&self) {
         // The sender lives as long as `self`, so this can't fail.
         let _ = self.converting.subscribe().wait_for(|converting| !converting).await;
-    }
-
-    /// Why it did not become native, if that was tried.
-    pub(super) fn note(&self) -> Option<String> {
-        self.note.lock().clone()
     }
 
     /// Ends the conversion: it is native, or why it is not.
@@ -235,7 +236,7 @@ impl ManagedMount {
             bytes: manifest.bytes(),
             passthrough: self.attachment().passthrough(),
             via: if self.attachment().is_native() { MountBackend::Native } else { MountBackend::Fuse },
-            warnings: self.note().into_iter().collect(),
+            warnings: self.note.lock().iter().cloned().collect(),
         }
     }
 
