@@ -9,7 +9,7 @@ use bdnfs::error::Result;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-use super::unwritten::Unwritten;
+use super::unwritten_content::UnwrittenContent;
 use crate::api::saving::SaveReport;
 use crate::context::Context;
 use crate::durable::{keep_spare, write_json_surely};
@@ -37,8 +37,8 @@ pub struct SaverRecord {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub written_to: BTreeMap<String, Fingerprint>,
     /// What the disk failed to write.
-    #[serde(default, skip_serializing_if = "Unwritten::is_empty")]
-    pub unwritten: Unwritten,
+    #[serde(default, skip_serializing_if = "UnwrittenContent::is_empty")]
+    pub unwritten: UnwrittenContent,
     /// How many events there were.
     pub events: u64,
     /// The last of them, each a line.

@@ -28,7 +28,7 @@ use tokio::time::Instant;
 
 use super::order::SaveOrder;
 use super::record::{self, SEALS_DIRECTORY, SavedState, SealedState};
-use super::unwritten::Unwritten;
+use super::unwritten_content::UnwrittenContent;
 use crate::mirror::{self, MIRROR_CONFIG};
 
 /// The most that a marker holds, in bytes: the Trainer's has a line for each step that it logged.
@@ -44,7 +44,7 @@ pub struct SaveContext {
     /// The mirror, once it could be opened.
     mirror: OnceCell<Mirror>,
     /// What the disk failed to write of it.
-    pub unwritten: Mutex<Unwritten>,
+    pub unwritten: Mutex<UnwrittenContent>,
 }
 
 /// A unit as it is to be saved.
@@ -129,7 +129,7 @@ impl SettledUnit {
 
 impl SaveContext {
     /// The context of an order, whose `directory` is open, and of which the disk has failed to write what is `unwritten`.
-    pub fn new(order: SaveOrder, directory: Arc<VolumeDirectory>, unwritten: Unwritten) -> Self {
+    pub fn new(order: SaveOrder, directory: Arc<VolumeDirectory>, unwritten: UnwrittenContent) -> Self {
         Self { order, directory, mirror: OnceCell::new(), unwritten: Mutex::new(unwritten) }
     }
 

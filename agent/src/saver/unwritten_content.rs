@@ -11,7 +11,7 @@ const MAX_CONTENTS: usize = 1000;
 /// The content of a directory that the disk failed to write, until it is written again. None is forgotten: what a scan does not find may
 /// have been renamed meanwhile.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Unwritten {
+pub struct UnwrittenContent {
     /// The [versions](ScannedFile::content_version) of it.
     contents: BTreeSet<String>,
     /// The time of the newest beyond [`MAX_CONTENTS`]: what was written by then counts as such, too.
@@ -19,7 +19,7 @@ pub struct Unwritten {
     until: Option<FileTime>,
 }
 
-impl Unwritten {
+impl UnwrittenContent {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.contents.is_empty()
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn unwritten_content_is_found_under_any_name_and_is_not_when_it_was_written_again() {
-        let mut unwritten = Unwritten::default();
+        let mut unwritten = UnwrittenContent::default();
         let found = seal([("a/one".into(), 1, 5), ("a/two".into(), 2, 5)]);
         assert_eq!(unwritten.path_in(&found), None);
         unwritten.add(&found, &[path("a/two")]);
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn unwritten_content_beyond_the_limit_is_all_that_is_as_old() {
         let many = seal((0..MAX_CONTENTS as u64 + 2).map(|number| (format!("{number:06}"), number, 5)));
-        let mut unwritten = Unwritten::default();
+        let mut unwritten = UnwrittenContent::default();
         unwritten.add(&many, &many.files.keys().cloned().collect::<Vec<_>>());
         assert_eq!(unwritten.contents.len(), MAX_CONTENTS);
         assert_eq!(

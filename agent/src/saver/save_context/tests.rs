@@ -37,7 +37,7 @@ async fn seal_of_what_the_disk_failed_to_write_before_is_refused_until_it_is_wri
         give_up: std::time::Duration::ZERO,
         keep: None,
     };
-    let mut unwritten = Unwritten::default();
+    let mut unwritten = UnwrittenContent::default();
     unwritten.add(&unit().seal, &[EncodedPath(b"a/model".to_vec())]);
     let context = Arc::new(SaveContext::new(order, Arc::clone(&opened), unwritten));
     let seal = async || Arc::clone(&context).seal(unit(), false).await.expect("a disk");
