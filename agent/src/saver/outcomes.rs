@@ -79,6 +79,7 @@ impl Saver {
     fn record_saved(&mut self, unit: &SettledUnit, saved: &SavedCheckpoint) {
         self.retry.remove(unit.name());
         self.changes.remove(unit.name());
+        self.unsaved.remove(unit.name());
         self.clear_failure();
         let was_complete = self.record.saved.get(unit.name()).is_some_and(|saved| saved.complete);
         let state = SavedState { fingerprint: unit.fingerprint, complete: saved.complete };
@@ -215,18 +216,24 @@ impl Saver {
         self.retry.retain(|name, _| is_there(name));
         self.changes.retain(|name, _| is_there(name));
         self.unsealed.retain(|name, _| is_there(name));
-        let sealed: Vec<_> = self.sealed.keys().filter(|name| !is_there(name)).cloned().collect();
+        let unsaved = &self.unsaved;
         let mut too_early = Vec::new();
         self.record.report.checkpoints.retain_mut(|one| {
             match one.state {
                 _ if is_there(&one.name) => {}
                 CheckpointState::Writing | CheckpointState::Sealed => {
-                    if one.bytes > 0 || one.state == CheckpointState::Sealed {
+                    let unsaved = unsaved.get(&one.name);
+                    let sealed = unsaved.copied().flatten();
+                    let was_sealed = one.state == CheckpointState::Sealed || sealed.is_some();
+                    if one.bytes > 0 || was_sealed || unsaved.is_some() {
                         too_early.push((one.name.clone(), one.generation));
                     }
-                    match (one.state, one.generation) {
-                        (CheckpointState::Writing, 0) => return false,
-                        (_, 0) => one.state = CheckpointState::Skipped,
+                    match (was_sealed, one.generation) {
+                        (false, 0) => return false,
+                        (true, 0) => {
+                            one.state = CheckpointState::Skipped;
+                            one.complete = sealed.map_or(one.complete, |sealed| sealed.complete);
+                        }
                         _ => one.state = CheckpointState::Saved,
                     }
                 }
@@ -234,9 +241,11 @@ impl Saver {
             }
             true
         });
+        self.unsaved.retain(|name, _| is_there(name));
+        let gone: Vec<_> = self.sealed.keys().filter(|name| !is_there(name)).cloned().collect();
+        self.sealed.retain(|name, _| is_there(name));
         self.trim_reports();
         self.clear_failure();
-        self.sealed.retain(|name, _| !sealed.contains(name));
         for (name, generation) in too_early {
             self.note_rarely(match generation {
                 0 => format!("{name} was deleted by the job before it was saved"),
@@ -245,7 +254,7 @@ impl Saver {
                 }
             });
         }
-        sealed
+        gone
     }
 
     /// Drops the oldest reports of what is gone, where there are too many.

@@ -21,7 +21,6 @@ use super::record::{self, Fingerprint, SaverEnd, SaverRecord, SealedState, reque
 use super::save_context::{IntactUnit, SaveContext, SettledUnit, UploadOutcome};
 use super::upload_ahead::{AheadFiles, AheadTask};
 use crate::api::job::WrittenFiles;
-use crate::api::saving::CheckpointState;
 
 /// How often the directory is scanned.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
@@ -64,6 +63,7 @@ pub async fn save(order: SaveOrder) -> Result<()> {
         changes: BTreeMap::new(),
         unsealed: BTreeMap::new(),
         unwritten_files: BTreeMap::new(),
+        unsaved: BTreeMap::new(),
         hourly_notes: (Instant::now(), 0),
         survivors: Vec::new(),
         ahead_files: AheadFiles::default(),
@@ -113,6 +113,8 @@ pub struct Saver {
     pub(super) unsealed: BTreeMap<String, (Instant, bool)>,
     /// The file of each unit of which was reported that the disk failed to write it.
     pub(super) unwritten_files: BTreeMap<String, EncodedPath>,
+    /// The units of which content was found that is not saved, and how they were sealed.
+    pub(super) unsaved: BTreeMap<String, Option<SealedState>>,
     /// How many events there were in the hour that began then of those that a job can cause at any rate.
     pub(super) hourly_notes: (Instant, u32),
     /// What was sealed of units that are torn.
@@ -287,9 +289,7 @@ impl Saver {
             }
             let complete = complete && !partial;
             if !is_saved {
-                let report = self.report(&name);
-                (report.bytes, report.complete) = (state.bytes, complete);
-                report.state = if is_sealed { CheckpointState::Sealed } else { CheckpointState::Writing };
+                self.report_unsaved(&name, state.bytes, complete, sealed);
             }
             let Some(seal) = seals.get(&name).filter(|seal| !seal.files.is_empty()) else { continue };
             if !is_saved && self.leave_damaged(seal, &state, is_sealed).await {
@@ -327,7 +327,7 @@ impl Saver {
         }
         match Arc::clone(&self.context).seal(unit.clone(), self.ended.is_none()).await {
             Ok(None) => {
-                self.report(&name).state = CheckpointState::Sealed;
+                self.report_unsaved(&name, unit.seal.bytes(), unit.complete, Some(unit.sealed_state()));
                 self.unsealed.remove(&name);
                 self.record.written_to.remove(&name);
                 self.sealed.insert(name, unit.sealed_state());

@@ -12,6 +12,7 @@ use super::order::JobEnd;
 use super::record::{Fingerprint, SealedState};
 use super::round::Saver;
 use super::save_context::{IntactUnit, whole_of_remainder};
+use crate::api::saving::CheckpointState;
 
 /// How long a unit may be written to without being sealed before that is reported.
 const UNSEALED_REPORT_DELAY: Duration = Duration::from_secs(60);
@@ -80,6 +81,24 @@ impl Saver {
             self.fail(&seal.unit, &error);
         }
         true
+    }
+
+    /// Reports a unit that is not saved as it is.
+    pub(super) fn report_unsaved(
+        &mut self,
+        name: &str,
+        bytes: u64,
+        complete: bool,
+        sealed: Option<SealedState>,
+    ) {
+        let report = self.report(name);
+        (report.bytes, report.complete) = (bytes, complete);
+        report.state = if sealed.is_some() { CheckpointState::Sealed } else { CheckpointState::Writing };
+        // Remembered: the next scan may find it half deleted, with nothing but empty files.
+        if sealed.is_some() || bytes > 0 {
+            let last = self.unsaved.entry(name.to_owned()).or_default();
+            *last = sealed.or(*last);
+        }
     }
 
     /// Reports, once, a unit that has content which the disk failed to write. False where it has none.

@@ -231,6 +231,34 @@ fn mirror_that_is_away_delays_the_end_and_loses_nothing() {
 }
 
 #[test]
+fn checkpoint_seen_while_it_is_deleted_is_told_of_as_deleted() {
+    let saving = SavingMachine::new();
+    saving.take_mirror_away();
+    let flag = saving.machine.directory("flag");
+    let number = saving.submit(
+        "emptied",
+        &format!(
+            "await() {{ while [ ! -e {0}/$1 ]; do sleep 0.1; done; }}
+             cd $BT_CHECKPOINT_DIR && mkdir a && echo a > a/model && touch a/.metadata && await empty && rm a/model a/.metadata && await go && rmdir a",
+            text(&flag)
+        ),
+    );
+    let is_a = |state: &str, bytes: u64| {
+        let reported = saving.status(&number)["saving"]["checkpoints"][0].clone();
+        reported["state"] == state && reported["bytes"] == bytes
+    };
+    eventually("it is sealed", || is_a("sealed", 2));
+    fs::write(flag.join("empty"), "").unwrap();
+    eventually("a scan finds it empty", || is_a("writing", 0));
+    fs::write(flag.join("go"), "").unwrap();
+    saving.await_event(&number, "a was deleted by the job before it was saved");
+    saving.bring_mirror_back();
+    let status = saving.ended(&number);
+    assert_eq!(status["state"], "TRAINING_JOB_COMPLETED");
+    assert_eq!(checkpoints(&status), [("a".to_owned(), "skipped".to_owned(), true, 0)], "{status}");
+}
+
+#[test]
 fn job_whose_mirror_stays_away_fails_naming_the_directory() {
     let machine = Machine::new();
     let saving = SavingMachine { agent: start_with(&machine, "[volumes]\ngive_up = \"1s\""), machine };
