@@ -7,7 +7,8 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use memmap2::Mmap;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
+use rustix::fs::FallocateFlags;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::blob::Key;
@@ -36,6 +37,8 @@ pub struct PartialBlob {
     /// A blob of one block has no map: it is there or not.
     map: Option<Mutex<File>>,
     presence: Presence,
+    /// Held by who stores a block, and alone by who takes away what the disk has failed to keep.
+    pages: RwLock<()>,
     /// Whether its file had the blocks of a whole blob from the beginning: one that was damaged.
     occupied: bool,
     /// Since when all of its blocks were verified; `None` where an earlier process left some.
@@ -71,7 +74,21 @@ impl PartialBlob {
         let verified_since = (presence.missing() == blocks).then_some(now);
         // stat(2) counts in 512 bytes.
         let occupied = length == size && metadata.blocks() * 512 >= size;
-        Ok(Self { layout, space, writer, key, size, file, direct, map, presence, occupied, verified_since })
+        let pages = RwLock::default();
+        Ok(Self {
+            layout,
+            space,
+            writer,
+            key,
+            size,
+            file,
+            direct,
+            map,
+            presence,
+            pages,
+            occupied,
+            verified_since,
+        })
     }
 
     /// Since when all of its blocks were verified, each as it arrived; `None` where an earlier process left some.
@@ -124,6 +141,7 @@ impl PartialBlob {
 
     fn store(&self, verified: &Verified) -> Result<()> {
         let (index, bytes) = (verified.index(), verified.bytes());
+        let _pages = self.pages.read();
         self.write(index * BLOCK, bytes)
             .and_then(|()| self.record(index, verified.check()))
             .map_err(|e| self.layout.fault("write", &self.key, e))
@@ -150,21 +168,32 @@ impl PartialBlob {
 
     /// Doubts all that is here, since the disk has failed to keep some of it. What has no check beside it is forgotten.
     pub(super) fn doubt_all(&self) {
+        let _pages = self.pages.write();
         let map = self.map.as_ref().map(Mutex::lock);
         (0..self.presence.blocks()).for_each(|index| self.presence.doubt(index));
         let noted = match &map {
             Some(map) => io::write(map, presence::MAP_HEADER_BYTES, &self.presence.pairs()),
             None => {
                 self.presence.set_present(0, false);
+                self.take_away(0);
                 Ok(())
             }
         };
         if let Err(error) = noted {
             tracing::debug!(key = %self.key, %error, "cannot record that a part is doubted");
         }
-        // Last, for until then readers have the right bytes from them. ext4 would write these pages again without converting their
-        // unwritten extents, and so to no effect.
+        // Last, for until then readers have the right bytes from them.
         io::forget_pages(&self.file);
+    }
+
+    /// Takes a block away from the disk and from memory: ext4 writes a page that it has failed to write before without converting its
+    /// unwritten extent, and so to no effect, and the kernel drops no page that is in use, such as by what compacts memory.
+    fn take_away(&self, index: u64) {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // Beyond the end of the file, too: of a page that is not whole, only the bytes would go.
+        if let Err(error) = rustix::fs::fallocate(&self.file, hole, index * BLOCK, BLOCK) {
+            tracing::debug!(key = %self.key, index, %error, "a block that the disk has failed to keep stays there");
+        }
     }
 
     /// Verifies a block that is said to be here, and forgets it when it is damaged. True where nothing wrong
@@ -206,6 +235,14 @@ impl PartialBlob {
             tracing::debug!(key = %self.key, index, %error, "a block did not survive an unclean stop");
         }
         let Some(map) = &self.map else { return };
+        let _pages = verified.is_err().then(|| self.pages.write());
+        if verified.is_err() {
+            if self.presence.state(index) == BlockState::Present {
+                // It was stored again meanwhile.
+                return;
+            }
+            self.take_away(index);
+        }
         let map = map.lock();
         self.presence.set_present(index, verified.is_ok());
         let (at, pair) = self.presence.pair(index);

@@ -1,5 +1,6 @@
 //! The cache on a real directory: restarts, unclean stops, eviction.
 
+mod failed_writes;
 mod map_rot;
 mod rot_below_pages;
 mod state_machine;
