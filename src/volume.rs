@@ -14,13 +14,17 @@ mod seal;
 mod sealed_origin;
 mod settle;
 mod skip_reason;
+mod unwritten_content;
 mod walk;
 mod writer_probe;
 
-pub use home_tree::{FormerFile, FormerFiles, MergeDurability, QuietTree, apply_merge, former_files};
+pub use home_tree::{
+    FormerFile, FormerFiles, LeftOutFiles, MergeDurability, QuietTree, apply_merge, former_files,
+};
 pub use seal::{EncodedPath, Seal, SealOutcome, SealedUnit, Seals, seal_file_name};
 pub use sealed_origin::SealedOrigin;
 pub use settle::{SEAL_QUIET_PERIOD, SettleTracker, UnitState};
 pub use skip_reason::SkipReason;
+pub use unwritten_content::UnwrittenContent;
 pub use walk::{FileTime, Scan, ScannedFile, SkippedEntries, VolumeDirectory};
 pub use writer_probe::{Writers, ignore_lease_signal, probe_writers};

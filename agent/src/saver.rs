@@ -21,7 +21,6 @@ mod save_context;
 mod survivors;
 mod unit_state;
 mod unsaved_directory;
-mod unwritten_content;
 mod upload_ahead;
 
 use std::fs::File;

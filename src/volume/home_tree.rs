@@ -15,8 +15,10 @@ use rustix::io::Errno;
 
 use super::seal::{EncodedPath, Seal, SealedUnit};
 use super::settle::{SEAL_QUIET_PERIOD, SEAL_QUIET_PERIOD_WITHOUT_LEASES};
+use super::unwritten_content::UnwrittenContent;
 use super::walk::{FileTime, Scan, ScannedFile, VolumeDirectory, split};
 use super::writer_probe::{Writers, probe_writers};
+use crate::cache::io;
 use crate::checkpoint::LOOSE;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::FileVersions;
@@ -51,10 +53,26 @@ pub struct QuietTree {
     pub unit: Arc<SealedUnit>,
     /// The files that are published as in the snapshot before: those that are unchanged, and those that are being written.
     pub former: FormerFiles,
-    /// The files that are being written.
+    /// The files that are left out.
+    pub left_out: LeftOutFiles,
+}
+
+/// The files that are not published as they are.
+#[derive(Debug, Default)]
+pub struct LeftOutFiles {
+    /// Those that are being written.
     pub busy: Vec<Vec<u8>>,
+    /// Those that the disk failed to write.
+    pub unwritten: Vec<Vec<u8>>,
     /// When the first of these was last touched, in nanoseconds since 1970.
-    pub busy_since: Option<i64>,
+    pub since: Option<i64>,
+}
+
+impl LeftOutFiles {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.busy.is_empty() && self.unwritten.is_empty()
+    }
 }
 
 /// The files of the snapshot with this `tree`, which were published as `versions`.
@@ -123,7 +141,8 @@ impl Scan {
     /// Makes the scanned `directory` durable, and ready to be published after the snapshot of the files `former`, whose tree is
     /// `base`; `tree` is that of the scan. Files that are being written stay as they were there, or are left out where they are
     /// new. While processes write to the directory, `writing_at` is the time of the walk, in nanoseconds since 1970, and what was
-    /// touched just before it counts as being written. Touches the local disk; the process must ignore SIGIO.
+    /// touched just before it counts as being written. What the disk fails to write is added to `unwritten`, also where this fails, and
+    /// all that has such content is left out. Touches the local disk; the process must ignore SIGIO.
     ///
     /// # Errors
     /// [`Kind::Disk`](crate::error::Kind::Disk); [`Kind::Invalid`] where a file that is being written can't stay as it was.
@@ -133,32 +152,51 @@ impl Scan {
         tree: &MergeTree,
         (base, mut former): (&MergeTree, FormerFiles),
         writing_at: Option<i64>,
+        unwritten: &mut UnwrittenContent,
     ) -> Result<QuietTree> {
         let fault = |e: Errno| Error::disk(format!("cannot make {} durable", directory.name(b"")), e.into());
-        rustix::fs::syncfs(directory.descriptor()).map_err(fault)?;
+        let flushed = rustix::fs::syncfs(directory.descriptor()).map_err(fault);
         let changed: HashSet<_> =
             self.files.keys().filter(|path| is_changed(base.get(*path), tree.get(*path))).cloned().collect();
-        let (mut seal, mut busy) = (Seal { unit: LOOSE.into(), ..Seal::default() }, Vec::new());
-        let mut busy_since = None;
+        let (mut seal, mut left_out) =
+            (Seal { unit: LOOSE.into(), ..Seal::default() }, LeftOutFiles::default());
+        let mut is_told = false;
         for (path, file) in self.files {
             if !changed.contains(&path) {
                 seal.files.insert(EncodedPath(path), file);
-            } else if is_quiet(directory, &path, &file, writing_at)? {
+                continue;
+            }
+            let opened = open_quiet(directory, &path, &file, writing_at)?;
+            // Of all that is on the disk, the file itself tells whether it could not be written.
+            if opened.as_ref().is_some_and(|opened| io::await_writeback(opened).is_err()) {
+                unwritten.add(&file);
+                is_told = true;
+            }
+            let is_unwritten = unwritten.has(&file);
+            if opened.is_some() && !is_unwritten {
                 former.remove(&path);
                 seal.files.insert(EncodedPath(path), file);
             } else if matches!(base.get(&path), Some(MergeEntry::File { .. })) && !former.contains_key(&path)
             {
                 // Other nodes would remove it.
                 let path = path.escape_ascii();
-                let text = format!(
-                    "{path} can't stay as it was saved, and is being written: all is saved when it no longer is"
-                );
+                let text = match is_unwritten {
+                    true => format!(
+                        "{path} can't stay as it was saved, and the disk failed to write it: write it again"
+                    ),
+                    false => format!(
+                        "{path} can't stay as it was saved, and is being written: all is saved when it no longer is"
+                    ),
+                };
                 return Err(Error::new(Kind::Invalid, text));
             } else {
                 let touched = file.touched().and_then(|at| at.try_into().ok()).unwrap_or(0);
-                busy_since = Some(busy_since.map_or(touched, |since: i64| since.min(touched)));
-                busy.push(path);
+                left_out.since = Some(left_out.since.map_or(touched, |since: i64| since.min(touched)));
+                if is_unwritten { left_out.unwritten.push(path) } else { left_out.busy.push(path) }
             }
+        }
+        if !is_told {
+            flushed?;
         }
         former.retain(|path, _| matches!(tree.get(path), Some(MergeEntry::File { .. })));
         // Others come with what lies in them. When these were changed is not known.
@@ -173,7 +211,7 @@ impl Scan {
             self.links.into_iter().map(|(path, (target, at))| (EncodedPath(path), (EncodedPath(target), at)));
         seal.links = links.collect();
         let unit = SealedUnit { seal, directory: Arc::clone(directory), held: HashMap::new() };
-        Ok(QuietTree { unit: Arc::new(unit), former, busy, busy_since })
+        Ok(QuietTree { unit: Arc::new(unit), former, left_out })
     }
 }
 
@@ -182,14 +220,14 @@ pub(super) fn is_at_or_after((seconds, nanoseconds): &FileTime, since: i64) -> b
     i128::from(*seconds) * 1_000_000_000 + i128::from(*nanoseconds) >= since.into()
 }
 
-/// Whether the file at `path` is as it was found, and not being written. For `writing_at` see [`Scan::into_quiet_tree`].
-fn is_quiet(
+/// Opens the file at `path` if it is as it was found, and not being written. For `writing_at` see [`Scan::into_quiet_tree`].
+fn open_quiet(
     directory: &VolumeDirectory,
     path: &[u8],
     found: &ScannedFile,
     writing_at: Option<i64>,
-) -> Result<bool> {
-    let Some(opened) = directory.open_file(path)? else { return Ok(false) };
+) -> Result<Option<OwnedFd>> {
+    let Some(opened) = directory.open_file(path)? else { return Ok(None) };
     let was_left_for = |period: Duration| {
         // Where nothing runs that may write, the version that is compared while the file is read has to do.
         let Some(now) = writing_at else { return true };
@@ -200,10 +238,19 @@ fn is_quiet(
         Writers::Some => false,
         Writers::Unknown => was_left_for(SEAL_QUIET_PERIOD_WITHOUT_LEASES),
     };
-    Ok(is_left && found.is_that_of(&opened))
+    Ok(Some(opened).filter(|opened| is_left && found.is_that_of(opened)))
 }
 
 impl VolumeDirectory {
+    /// Whether the disk has written what it was given so far of the file at `path` below it, or the file is gone. The kernel tells of a
+    /// failure once. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](crate::error::Kind::Disk).
+    pub fn is_written(&self, path: &[u8]) -> Result<bool> {
+        Ok(self.open_file(path)?.is_none_or(|opened| io::await_writeback(&opened).is_ok()))
+    }
+
     /// Has whatever was done to the file at `path` below it count as done now; neither its content nor its time of modification
     /// change. Touches the local disk.
     ///

@@ -127,6 +127,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::super::home_tree::FormerFile;
+    use super::super::unwritten_content::UnwrittenContent;
     use super::super::walk::VolumeDirectory;
     use super::*;
 
@@ -203,7 +204,15 @@ mod tests {
         assert_eq!(kept, [(b"disk".to_vec(), SkipReason::OtherFileSystem)]);
         assert_eq!((names(&tree), scan.links.len()), (names(&base), 1));
         let directory = Arc::new(VolumeDirectory::open(home.path()).expect("a directory"));
-        let quiet = scan.into_quiet_tree(&directory, &tree, (&base, former(&base)), None).expect("sealed");
+        let quiet = scan
+            .into_quiet_tree(
+                &directory,
+                &tree,
+                (&base, former(&base)),
+                None,
+                &mut UnwrittenContent::default(),
+            )
+            .expect("sealed");
         let directories = quiet.unit.seal.directories.keys().map(|path| path.0.clone());
         assert!(directories.eq([b"disk/empty"]), "the others come with their files: {quiet:?}");
     }

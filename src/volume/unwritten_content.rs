@@ -2,15 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use bdnfs::volume::{EncodedPath, FileTime, ScannedFile, Seal};
 use serde::{Deserialize, Serialize};
+
+use super::seal::{EncodedPath, Seal};
+use super::walk::{FileTime, ScannedFile};
 
 /// How much content is remembered one by one, so that a record stays small.
 const MAX_CONTENTS: usize = 1000;
 
 /// The content of a directory that the disk failed to write, until it is written again. None is forgotten: what a scan does not find may
 /// have been renamed meanwhile.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnwrittenContent {
     /// The [versions](ScannedFile::content_version) of it.
     contents: BTreeSet<String>,
@@ -25,27 +27,27 @@ impl UnwrittenContent {
         self.contents.is_empty()
     }
 
-    /// Adds the files `paths` of `seal`.
-    pub fn add(&mut self, seal: &Seal, paths: &[EncodedPath]) {
-        for file in paths.iter().filter_map(|path| seal.files.get(path)) {
-            if self.contents.len() < MAX_CONTENTS {
-                self.contents.insert(file.content_version().to_owned());
-            } else {
-                self.until = self.until.max(Some(file.mtime));
-            }
+    /// Adds that of `file`.
+    pub fn add(&mut self, file: &ScannedFile) {
+        if self.contents.len() < MAX_CONTENTS {
+            self.contents.insert(file.content_version().to_owned());
+        } else {
+            self.until = self.until.max(Some(file.mtime));
         }
+    }
+
+    /// Whether `file` has such content.
+    pub fn has(&self, file: &ScannedFile) -> bool {
+        // There may be a million files, and each scan asks.
+        !self.is_empty() && (self.contents.contains(file.content_version()) || self.until >= Some(file.mtime))
     }
 
     /// The path of a file of `seal` that has such content.
     pub fn path_in<'a>(&self, seal: &'a Seal) -> Option<&'a EncodedPath> {
-        // There may be a million files, and each scan asks.
         if self.is_empty() {
             return None;
         }
-        let is_unwritten = |file: &ScannedFile| {
-            self.contents.contains(file.content_version()) || self.until >= Some(file.mtime)
-        };
-        seal.files.iter().find(|(_, file)| is_unwritten(file)).map(|(path, _)| path)
+        seal.files.iter().find(|(_, file)| self.has(file)).map(|(path, _)| path)
     }
 }
 
@@ -73,7 +75,7 @@ mod tests {
         let mut unwritten = UnwrittenContent::default();
         let found = seal([("a/one".into(), 1, 5), ("a/two".into(), 2, 5)]);
         assert_eq!(unwritten.path_in(&found), None);
-        unwritten.add(&found, &[path("a/two")]);
+        unwritten.add(&found.files[&path("a/two")]);
         assert_eq!(unwritten.path_in(&found), Some(&path("a/two")));
         assert_eq!(unwritten.path_in(&seal([("b/renamed".into(), 2, 5)])), Some(&path("b/renamed")));
         assert_eq!(unwritten.path_in(&seal([("a/one".into(), 1, 5), ("a/two".into(), 2, 6)])), None);
@@ -83,7 +85,7 @@ mod tests {
     fn unwritten_content_beyond_the_limit_is_all_that_is_as_old() {
         let many = seal((0..MAX_CONTENTS as u64 + 2).map(|number| (format!("{number:06}"), number, 5)));
         let mut unwritten = UnwrittenContent::default();
-        unwritten.add(&many, &many.files.keys().cloned().collect::<Vec<_>>());
+        many.files.values().for_each(|file| unwritten.add(file));
         assert_eq!(unwritten.contents.len(), MAX_CONTENTS);
         assert_eq!(
             unwritten.path_in(&seal([("last".into(), MAX_CONTENTS as u64 + 1, 5)])),

@@ -6,10 +6,10 @@ use std::path::Path;
 
 use bdnfs::digest::{Digest, hex};
 use bdnfs::error::Result;
+use bdnfs::volume::UnwrittenContent;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-use super::unwritten_content::UnwrittenContent;
 use crate::api::saving::SaveReport;
 use crate::context::Context;
 use crate::durable::{keep_spare, write_json_surely};

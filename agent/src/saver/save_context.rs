@@ -18,7 +18,8 @@ use bdnfs::mirroring::{
 };
 use bdnfs::task::blocking;
 use bdnfs::volume::{
-    EncodedPath, Seal, SealOutcome, SealedOrigin, SealedUnit, VolumeDirectory, seal_file_name,
+    EncodedPath, Seal, SealOutcome, SealedOrigin, SealedUnit, UnwrittenContent, VolumeDirectory,
+    seal_file_name,
 };
 use chrono::{DateTime, Utc};
 use parking_lot::Mutex;
@@ -28,7 +29,6 @@ use tokio::time::Instant;
 
 use super::order::SaveOrder;
 use super::record::{self, SEALS_DIRECTORY, SavedState, SealedState};
-use super::unwritten_content::UnwrittenContent;
 use crate::mirror::{self, MIRROR_CONFIG};
 
 /// The most that a marker holds, in bytes: the Trainer's has a line for each step that it logged.
@@ -176,7 +176,9 @@ impl SaveContext {
             SealOutcome::Unwritten(paths, error) => {
                 tracing::warn!("{error}");
                 // Here: nobody may wait for the outcome any more, and nobody else will be told.
-                self.unwritten.lock().add(&unit.seal, &paths);
+                let files = paths.iter().filter_map(|path| unit.seal.files.get(path));
+                let mut unwritten = self.unwritten.lock();
+                files.for_each(|file| unwritten.add(file));
                 return Ok(Err(UploadOutcome::Unwritten));
             }
         };

@@ -21,6 +21,7 @@ mod interrupted_sync;
 mod sync_state;
 #[cfg(test)]
 mod tests;
+mod unwritten_files;
 
 use std::fs::File;
 use std::sync::Arc;
@@ -37,7 +38,7 @@ use bdnfs::mirroring::{
 use bdnfs::source::Patterns;
 use bdnfs::task::blocking;
 use bdnfs::tree_merge::{MergePlan, MergeTree, is_hidden_change, merge, tree_of};
-use bdnfs::volume::{SEAL_QUIET_PERIOD, SkipReason, VolumeDirectory, ignore_lease_signal};
+use bdnfs::volume::{LeftOutFiles, SEAL_QUIET_PERIOD, SkipReason, VolumeDirectory, ignore_lease_signal};
 use futures_util::FutureExt;
 use tokio::time::sleep;
 
@@ -86,8 +87,8 @@ pub struct SavedCache {
     pub pulled: PulledCache,
     /// The published snapshot; `None` where nothing was changed.
     pub published: Option<MirrorOutcome>,
-    /// The files that are being written: they are saved as they were before, or not at all.
-    pub busy: Vec<Vec<u8>>,
+    /// The files that are being written, or that the disk failed to write: they are saved as they were before, or not at all.
+    pub left_out: LeftOutFiles,
     /// How many entries can't be saved: fifos, sockets, devices.
     pub skipped: usize,
     /// The files and directories that can't be read, and why: what was saved of them before stays saved.
@@ -303,8 +304,8 @@ impl CacheSync {
             None => None,
         };
         let changed = self.with_home(move |home| home.changes(former.as_ref(), in_use)).await?;
-        let ChangedHome { origin, since, busy, skipped, unreadable } = changed;
-        let saved = SavedCache { pulled, published: None, busy, skipped, unreadable, unreported: None };
+        let ChangedHome { origin, since, left_out, skipped, unreadable } = changed;
+        let saved = SavedCache { pulled, published: None, left_out, skipped, unreadable, unreported: None };
         let Some(origin) = origin else { return Ok(saved) };
         let pulled = &saved.pulled;
         let follows = PreviousState::After(pulled.generation);
@@ -319,15 +320,16 @@ impl CacheSync {
         // Its disk may have gone meanwhile, and what was written there is on another.
         self.mirror.ensure_exists().await?;
         let manifest = Some(published.latest_ref.manifest.to_string());
-        let unsaved_since = Some(since).filter(|_| in_use.is_some() || !saved.busy.is_empty());
+        let unsaved_since = Some(since).filter(|_| in_use.is_some() || !saved.left_out.is_empty());
         let mirror = Some(self.mirror.name().to_owned());
         let generation = pulled.generation + u64::from(published.new);
         self.with_home(move |home| {
-            let SyncState { boot, .. } = home.sync_state()?;
+            let SyncState { boot, unwritten, .. } = home.sync_state()?;
             let state = SyncState {
                 manifest,
                 since,
                 boot,
+                unwritten,
                 unsaved_since,
                 mirror,
                 generation,

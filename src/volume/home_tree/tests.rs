@@ -161,20 +161,28 @@ fn quiet_tree_leaves_out_what_is_being_written() {
     let former = FormerFiles::from([(b"former".to_vec(), former.clone()), (b"gone".to_vec(), former)]);
     let seal = |writing_at| {
         let former = (&MergeTree::new(), former.clone());
-        scan.clone().into_quiet_tree(&directory, &tree, former, writing_at).expect("sealed")
+        scan.clone()
+            .into_quiet_tree(&directory, &tree, former, writing_at, &mut UnwrittenContent::default())
+            .expect("sealed")
     };
     let quiet = seal(None);
-    assert_eq!(quiet.busy, [&b"former"[..], b"open"]);
+    assert_eq!(quiet.left_out.busy, [&b"former"[..], b"open"]);
     let touched = scan.files[&b"former"[..]].touched().expect("a time") as i64;
-    assert!(quiet.busy_since.is_some_and(|since| since <= touched));
+    assert!(quiet.left_out.since.is_some_and(|since| since <= touched));
     // What was closed just now may be opened again at once by those who write.
     let closed = scan.files[&b"closed"[..]].touched().expect("a time") as i64;
-    let is_busy = |quiet: QuietTree| quiet.busy.contains(&b"closed".to_vec());
+    let is_busy = |quiet: QuietTree| quiet.left_out.busy.contains(&b"closed".to_vec());
     assert!(is_busy(seal(Some(closed + 1_000_000_000))) && !is_busy(seal(Some(closed + 2_000_000_000))));
     assert_eq!(quiet.former.keys().collect::<Vec<_>>(), [b"former"]);
     assert_eq!(quiet.unit.seal.files.keys().collect::<Vec<_>>(), [&EncodedPath(b"closed".to_vec())]);
     let base = MergeTree::from([(b"former".to_vec(), tree[&b"former"[..]].clone())]);
-    let unknown = scan.clone().into_quiet_tree(&directory, &tree, (&base, FormerFiles::new()), None);
+    let unknown = scan.clone().into_quiet_tree(
+        &directory,
+        &tree,
+        (&base, FormerFiles::new()),
+        None,
+        &mut UnwrittenContent::default(),
+    );
     let error = unknown.expect_err("other nodes would remove it").to_string();
     assert!(error.contains("former can't stay as it was saved, and is being written"), "{error}");
 }

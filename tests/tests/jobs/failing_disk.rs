@@ -1,14 +1,19 @@
-//! Checkpoints on a disk that fails to write them.
+//! Checkpoints and training caches on a disk that fails to write them.
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use bdnfs::tree_merge::MergeTree;
+use bdnfs::volume::{FormerFiles, UnwrittenContent, VolumeDirectory, ignore_lease_signal};
 use bdnfs_tests::disk::LoopDisk;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
+use bdnfs_tests::tools::{program, run};
 
-use super::kit::{events, text};
-use super::saving::{SavingMachine, start};
+use super::kit::{events, submitted, text};
+use super::saved_caches::{cached, has_event};
+use super::saving::{SavingMachine, mirror, start};
 
 #[test]
 fn checkpoint_that_a_disk_failed_to_write_is_not_saved_before_it_is_written_again() {
@@ -130,4 +135,83 @@ fn job_that_ends_with_a_checkpoint_that_the_disk_failed_to_write_fails_and_keeps
     );
     assert!(failing.disk.path().join("volumes/default/jobs/job/checkpoints/one/model-2").exists());
     assert_eq!(saving.files("bt://p@job/one"), None);
+}
+
+/// Writes all that is in memory to the disks, which tells nobody of what fails.
+fn write_back() {
+    run(&mut program("sync"));
+}
+
+#[test]
+fn quiet_tree_is_without_what_the_disk_failed_to_write_until_it_is_written_again() {
+    let Some(disk) = LoopDisk::thin(16 << 20) else { return };
+    ignore_lease_signal();
+    let home = disk.path().join("home");
+    fs::create_dir(&home).unwrap();
+    fs::write(home.join("whole"), "whole").unwrap();
+    fs::write(home.join("lost"), "").unwrap();
+    write_back();
+    disk.fill_store();
+    fs::write(home.join("lost"), vec![1; 1 << 20]).unwrap();
+    write_back();
+    disk.empty_store();
+    let directory = Arc::new(VolumeDirectory::open(&home).unwrap());
+    let mut unwritten = UnwrittenContent::default();
+    let mut left_out = || {
+        let scan = directory.walk().unwrap();
+        let (tree, former) = (scan.tree(0), MergeTree::new());
+        let former = (&former, FormerFiles::new());
+        let quiet = scan.into_quiet_tree(&directory, &tree, former, None, &mut unwritten).unwrap();
+        assert!(quiet.left_out.busy.is_empty());
+        assert_eq!(quiet.left_out.since.is_some(), !quiet.left_out.unwritten.is_empty());
+        assert_eq!(quiet.unit.seal.files.len() + quiet.left_out.unwritten.len(), 2);
+        quiet.left_out.unwritten
+    };
+    assert_eq!(left_out(), [b"lost"]);
+    assert_eq!(left_out(), [b"lost"], "the kernel tells it once");
+    fs::write(home.join("lost"), "found").unwrap();
+    assert!(left_out().is_empty());
+}
+
+#[test]
+fn training_cache_is_saved_without_what_the_disk_failed_to_write() {
+    let Some(disk) = LoopDisk::thin(64 << 20) else { return };
+    let machine = Machine::new().env("BDNFS_VOLUMES_DIR", disk.path().join("volumes"));
+    let saving = SavingMachine { agent: start(&machine), machine };
+    let flags = saving.machine.directory("flags");
+    let run = |command: &str| {
+        let command = format!(
+            "await() {{ touch {0}/$1-awaited; until [ -e {0}/$1 ]; do sleep 0.1; done; }}
+             cd $BT_PROJECT_CACHE_DIR && {command}",
+            text(&flags)
+        );
+        submitted(&saving.machine, &["--project", "p", text(&cached(&saving.machine, &command))])
+    };
+    let is_awaited = |name: &str| eventually(name, || flags.join(format!("{name}-awaited")).exists());
+    let set = |name: &str| fs::write(flags.join(name), "").unwrap();
+    let number = run(
+        "echo whole > whole && : > lost && sync && await full && head -c 1000000 /dev/urandom > lost && sync && await end",
+    );
+    is_awaited("full");
+    disk.fill_store();
+    set("full");
+    is_awaited("end");
+    disk.empty_store();
+    set("end");
+    let status = saving.ended(&number);
+    assert!(has_event(&status, "saved the cache of the project p: 1 file"), "{status}");
+    let without = "the cache of the project p is saved without what the disk failed to write: lost";
+    assert!(has_event(&status, without), "{status}");
+    // The kernel tells it once; the next job, and its node, know it.
+    let number = run("[ -e whole ] && echo more > more");
+    let status = saving.ended(&number);
+    assert!(has_event(&status, without), "{status}");
+    let url = format!("file://{}", mirror(&saving.machine).display());
+    let save = ["project", "save", "p", "--json", "--mirror", &url];
+    let saved = saving.machine.run(&save).succeeds();
+    assert!(saved.contains(r#""unwritten":["lost"]"#), "{saved}");
+    let number = run("echo again > lost");
+    let status = saving.ended(&number);
+    assert!(has_event(&status, "saved the cache of the project p: 3 files"), "{status}");
+    assert!(!has_event(&status, without), "{status}");
 }

@@ -55,8 +55,14 @@ pub fn note_saved(user: &impl HomeUser, home: &CacheHome, saved: &SavedCache, to
         let (written, took) = (text::size(published.written), took.as_secs_f64());
         user.note(format!("saved {home}: {files}, {bytes}, of which {written} were new, in {took:.1} s"));
     }
-    if !saved.busy.is_empty() {
-        user.note(format!("{home} is saved without what is being written: {}", names(&saved.busy)));
+    if !saved.left_out.busy.is_empty() {
+        user.note(format!("{home} is saved without what is being written: {}", names(&saved.left_out.busy)));
+    }
+    if !saved.left_out.unwritten.is_empty() {
+        user.warn(format!(
+            "{home} is saved without what the disk failed to write: {}; write it again",
+            names(&saved.left_out.unwritten)
+        ));
     }
     if saved.skipped > 0 {
         let skipped = text::count(saved.skipped as u64, "entry");

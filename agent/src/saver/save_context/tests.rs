@@ -38,7 +38,7 @@ async fn seal_of_what_the_disk_failed_to_write_before_is_refused_until_it_is_wri
         keep: None,
     };
     let mut unwritten = UnwrittenContent::default();
-    unwritten.add(&unit().seal, &[EncodedPath(b"a/model".to_vec())]);
+    unwritten.add(&unit().seal.files[&EncodedPath(b"a/model".to_vec())]);
     let context = Arc::new(SaveContext::new(order, Arc::clone(&opened), unwritten));
     let seal = async || Arc::clone(&context).seal(unit(), false).await.expect("a disk");
     assert!(matches!(seal().await, Some(UploadOutcome::Unwritten)));

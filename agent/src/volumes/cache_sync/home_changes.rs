@@ -7,7 +7,7 @@ use std::time::UNIX_EPOCH;
 use bdnfs::error::Result;
 use bdnfs::manifest::{FileVersions, Manifest};
 use bdnfs::tree_merge::{MergeTree, is_changed, tree_of};
-use bdnfs::volume::{SealedOrigin, SkipReason, VolumeDirectory, former_files};
+use bdnfs::volume::{LeftOutFiles, SealedOrigin, SkipReason, VolumeDirectory, former_files};
 
 use super::SyncState;
 use crate::volumes::cache_home::CacheHome;
@@ -25,7 +25,7 @@ pub(super) struct ChangedHome {
     /// `None` where there is nothing new.
     pub origin: Option<SealedOrigin>,
     pub since: i64,
-    pub busy: Vec<Vec<u8>>,
+    pub left_out: LeftOutFiles,
     pub skipped: usize,
     pub unreadable: Vec<(Vec<u8>, SkipReason)>,
 }
@@ -79,15 +79,22 @@ impl CacheHome {
             self.note_unchanged(in_use.map(|_| since))?;
             return Ok(unchanged);
         }
-        let mut quiet = scan.into_quiet_tree(&directory, &tree, (&base, files), in_use.map(|_| since))?;
-        let busy = std::mem::take(&mut quiet.busy);
+        let (former, writing_at) = ((&base, files), in_use.map(|_| since));
+        let mut unwritten = state.unwritten.clone();
+        let quiet = scan.into_quiet_tree(&directory, &tree, former, writing_at, &mut unwritten);
+        if unwritten != state.unwritten {
+            // First: the kernel tells it no second time.
+            self.write_sync_state(&SyncState { unwritten, ..self.sync_state()? })?;
+        }
+        let mut quiet = quiet?;
+        let left_out = std::mem::take(&mut quiet.left_out);
         if quiet.unit.seal.files.is_empty() && quiet.former.is_empty() && !is_emptied {
-            return Ok(unchanged);
+            return Ok(ChangedHome { left_out, ..unchanged });
         }
         // What is left out is a change to the next save, too.
-        let since = quiet.busy_since.map_or(since, |busy| busy.min(since));
+        let since = left_out.since.map_or(since, |first| first.min(since));
         let bytes_per_second = in_use.and_then(|in_use| in_use.bytes_per_second);
         let origin = Some(SealedOrigin::after(self.source(), quiet, bytes_per_second));
-        Ok(ChangedHome { origin, since, busy, ..unchanged })
+        Ok(ChangedHome { origin, since, left_out, ..unchanged })
     }
 }

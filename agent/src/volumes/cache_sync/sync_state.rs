@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bdnfs::digest::{Digest, hex};
 use bdnfs::error::{Error, Result};
+use bdnfs::volume::UnwrittenContent;
 use serde::{Deserialize, Serialize};
 
 use crate::context::Context;
@@ -47,6 +48,9 @@ pub struct SyncState {
     /// The snapshot of which parts may have been pulled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pulling: Option<SavedSnapshot>,
+    /// What the disk failed to write of it: it is not saved before it is written again.
+    #[serde(default, skip_serializing_if = "UnwrittenContent::is_empty")]
+    pub unwritten: UnwrittenContent,
 }
 
 /// A snapshot of a cache in a mirror.
@@ -155,8 +159,8 @@ impl CacheHome {
         Ok(!is_torn)
     }
 
-    /// Notes that no job writes to it, when all that they wrote is on the disk: a power cut does no harm from then on. Touches the
-    /// local disk.
+    /// Notes that no job writes to it, when all that they wrote is on the disk, but for what that failed to write: a power cut does no
+    /// harm from then on. Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).
@@ -168,7 +172,10 @@ impl CacheHome {
         }
         let failed = || format!("cannot make {} durable", self.tree().display());
         let tree = File::open(self.tree()).with_context(failed)?;
-        rustix::fs::syncfs(&tree).with_context(failed)?;
+        let state = match rustix::fs::syncfs(&tree).with_context(failed) {
+            Ok(()) => state,
+            Err(error) => self.without_unwritten(state, error)?,
+        };
         self.write_sync_state(&SyncState { boot: None, begun_in: None, ..state })
     }
 

@@ -217,7 +217,7 @@ async fn cache_home_in_use_is_saved_with_what_nobody_writes_unless_another_node_
         }
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     };
-    assert_eq!((saved.published.unwrap().latest_ref.files, saved.busy), (1, vec![b"log".to_vec()]));
+    assert_eq!((saved.published.unwrap().latest_ref.files, saved.left_out.busy), (1, vec![b"log".to_vec()]));
     other.pull().await;
     assert_eq!((other.read("closed").as_deref(), other.read("log")), (Some("first"), None));
 
@@ -228,7 +228,7 @@ async fn cache_home_in_use_is_saved_with_what_nobody_writes_unless_another_node_
     assert!(one.save_in_use().await.is_none(), "what the other node saved can't be pulled under a job");
     assert_eq!(one.read("theirs"), None);
     let saved = one.save().await;
-    assert_eq!((saved.pulled.taken, saved.pulled.conflicts.len(), saved.busy.len()), (1, 0, 0));
+    assert_eq!((saved.pulled.taken, saved.pulled.conflicts.len(), saved.left_out.busy.len()), (1, 0, 0));
     other.pull().await;
     assert_eq!(other.read("log").as_deref(), Some("first, second"));
     assert_eq!(one.found(), other.found());

@@ -47,6 +47,8 @@ struct SaveResult {
     conflicts: Vec<String>,
     /// Files that are being written: saved as they were before, or not at all.
     busy: Vec<String>,
+    /// Files that the disk failed to write: likewise.
+    unwritten: Vec<String>,
     /// Entries that are no files, directories or links.
     skipped: usize,
     /// Files and directories that can't be read: what was saved of them before stays saved.
@@ -124,7 +126,8 @@ fn result(home: &CacheHome, saved: &SavedCache) -> SaveResult {
         pulled: saved.pulled.taken,
         removed: saved.pulled.removed,
         conflicts: names(&saved.pulled.conflicts),
-        busy: names(&saved.busy),
+        busy: names(&saved.left_out.busy),
+        unwritten: names(&saved.left_out.unwritten),
         skipped: saved.skipped,
         unreadable: saved.unreadable.iter().map(|(path, _)| text::json_name(path)).collect(),
         files: found.map_or(0, |found| found.files),
@@ -150,6 +153,7 @@ fn summary(home: &CacheHome, result: &SaveResult) -> String {
     for (names, what) in [
         (&result.conflicts, "changed here and on another node, the later change is kept"),
         (&result.busy, "not saved as it is, for it is being written"),
+        (&result.unwritten, "not saved as it is, for the disk failed to write it: write it again"),
         (
             &result.unreadable,
             "not saved as it is, for it can't be read, such as a hard link to a file of another user",
