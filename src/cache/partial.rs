@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -37,8 +38,9 @@ pub struct PartialBlob {
     /// A blob of one block has no map: it is there or not.
     map: Option<Mutex<File>>,
     presence: Presence,
-    /// Held by who stores a block, and alone by who takes away what the disk has failed to keep.
-    pages: RwLock<()>,
+    /// Held by who stores or verifies a block, and alone by who punches a hole.
+    punching: RwLock<()>,
+    holes: AtomicU64,
     /// Whether its file had the blocks of a whole blob from the beginning: one that was damaged.
     occupied: bool,
     /// Since when all of its blocks were verified; `None` where an earlier process left some.
@@ -74,7 +76,7 @@ impl PartialBlob {
         let verified_since = (presence.missing() == blocks).then_some(now);
         // stat(2) counts in 512 bytes.
         let occupied = length == size && metadata.blocks() * 512 >= size;
-        let pages = RwLock::default();
+        let (punching, holes) = Default::default();
         Ok(Self {
             layout,
             space,
@@ -85,7 +87,8 @@ impl PartialBlob {
             direct,
             map,
             presence,
-            pages,
+            punching,
+            holes,
             occupied,
             verified_since,
         })
@@ -141,7 +144,7 @@ impl PartialBlob {
 
     fn store(&self, verified: &Verified) -> Result<()> {
         let (index, bytes) = (verified.index(), verified.bytes());
-        let _pages = self.pages.read();
+        let _punching = self.punching.read();
         self.write(index * BLOCK, bytes)
             .and_then(|()| self.record(index, verified.check()))
             .map_err(|e| self.layout.fault("write", &self.key, e))
@@ -168,32 +171,43 @@ impl PartialBlob {
 
     /// Doubts all that is here, since the disk has failed to keep some of it. What has no check beside it is forgotten.
     pub(super) fn doubt_all(&self) {
-        let _pages = self.pages.write();
+        let _punching = self.punching.write();
         let map = self.map.as_ref().map(Mutex::lock);
         (0..self.presence.blocks()).for_each(|index| self.presence.doubt(index));
         let noted = match &map {
             Some(map) => io::write(map, presence::MAP_HEADER_BYTES, &self.presence.pairs()),
             None => {
                 self.presence.set_present(0, false);
-                self.take_away(0);
+                // Readers that have found it here look again when they have read.
+                self.punch_hole(0);
                 Ok(())
             }
         };
         if let Err(error) = noted {
             tracing::debug!(key = %self.key, %error, "cannot record that a part is doubted");
         }
-        // Last, for until then readers have the right bytes from them.
+        // Last, for until then readers of what has checks have the right bytes from them.
         io::forget_pages(&self.file);
     }
 
-    /// Takes a block away from the disk and from memory: ext4 writes a page that it has failed to write before without converting its
-    /// unwritten extent, and so to no effect, and the kernel drops no page that is in use, such as by what compacts memory.
-    fn take_away(&self, index: u64) {
+    /// Punches a hole in the place of a block: ext4 writes a page that it has failed to write before without converting its unwritten
+    /// extent, and so to no effect, and the kernel drops no page that is in use, such as by what compacts memory. Not in a file that was
+    /// whole: who has it mapped would see the hole.
+    fn punch_hole(&self, index: u64) {
+        if self.occupied || !self.is_current() {
+            return;
+        }
+        self.holes.fetch_add(1, SeqCst);
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         // Beyond the end of the file, too: of a page that is not whole, only the bytes would go.
         if let Err(error) = rustix::fs::fallocate(&self.file, hole, index * BLOCK, BLOCK) {
             tracing::debug!(key = %self.key, index, %error, "a block that the disk has failed to keep stays there");
         }
+    }
+
+    /// How many holes were punched into the file: what was read meanwhile may be of one.
+    pub fn holes(&self) -> u64 {
+        self.holes.load(SeqCst)
     }
 
     /// Verifies a block that is said to be here, and forgets it when it is damaged. True where nothing wrong
@@ -230,23 +244,26 @@ impl PartialBlob {
     }
 
     fn resolve(&self, index: u64, known: Option<&Check>) {
+        // What is verified is no hole before that is noted.
+        let punching = self.punching.read();
         let verified = self.verify(index, known);
-        if let Err(error) = &verified {
-            tracing::debug!(key = %self.key, index, %error, "a block did not survive an unclean stop");
-        }
         let Some(map) = &self.map else { return };
-        let _pages = verified.is_err().then(|| self.pages.write());
-        if verified.is_err() {
-            if self.presence.state(index) == BlockState::Present {
-                // It was stored again meanwhile.
-                return;
-            }
-            self.take_away(index);
+        let Err(error) = verified else { return self.settle(index, true, &map.lock()) };
+        tracing::debug!(key = %self.key, index, %error, "a block did not survive an unclean stop");
+        drop(punching);
+        let (_punching, map) = (self.punching.write(), map.lock());
+        // Else it was stored again meanwhile.
+        if self.presence.state(index) != BlockState::Present {
+            self.punch_hole(index);
+            self.settle(index, false, &map);
         }
-        let map = map.lock();
-        self.presence.set_present(index, verified.is_ok());
+    }
+
+    /// Records whether a doubted block is here, in memory and in the map.
+    fn settle(&self, index: u64, is_here: bool, map: &File) {
+        self.presence.set_present(index, is_here);
         let (at, pair) = self.presence.pair(index);
-        if let Err(error) = io::write(&map, at, &pair) {
+        if let Err(error) = io::write(map, at, &pair) {
             // The doubt stays in the map, and is settled again after the next restart.
             tracing::debug!(key = %self.key, index, %error, "cannot record that a doubted block was verified");
         }

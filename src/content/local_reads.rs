@@ -143,9 +143,10 @@ impl Content {
             (Some(file), _) => io::read(&file, range.start, len)
                 .map_err(|e| Error::disk(format!("cannot read blob {}", self.blob.key), e)),
             (None, Some(partial)) if !self.awaits_proof() && is_here() => {
+                let holes = partial.holes();
                 let read = partial.read(range.start, len);
-                // Doubted meanwhile, the disk may have given anything.
-                if !is_here() {
+                // Doubted meanwhile, the disk may have given anything, also where it was stored again.
+                if !is_here() || partial.holes() != holes {
                     return None;
                 }
                 read
