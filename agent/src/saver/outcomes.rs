@@ -232,7 +232,7 @@ impl Saver {
                         (false, 0) => return false,
                         (true, 0) => {
                             one.state = CheckpointState::Skipped;
-                            one.complete = sealed.map_or(one.complete, |sealed| sealed.complete);
+                            one.complete |= sealed.is_some_and(|sealed| sealed.complete);
                         }
                         _ => one.state = CheckpointState::Saved,
                     }

@@ -10,7 +10,7 @@ use bdnfs::volume::UnwrittenContent;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-use crate::api::saving::SaveReport;
+use crate::api::saving::{CheckpointState, SaveReport};
 use crate::context::Context;
 use crate::durable::{keep_spare, write_json_surely};
 
@@ -87,6 +87,16 @@ pub enum SaverEnd {
 }
 
 impl SaverRecord {
+    /// What a saver found that is not saved, and how that is `sealed`.
+    pub fn unsaved(&self, sealed: &BTreeMap<String, SealedState>) -> BTreeMap<String, Option<SealedState>> {
+        let found = self.report.checkpoints.iter().filter(|one| match one.state {
+            CheckpointState::Sealed => true,
+            CheckpointState::Writing => one.bytes > 0,
+            _ => false,
+        });
+        found.map(|one| (one.name.clone(), sealed.get(&one.name).copied())).collect()
+    }
+
     /// Adds an event.
     pub fn note(&mut self, text: impl Into<String>) {
         let text = text.into();

@@ -44,8 +44,10 @@ pub async fn save(order: SaveOrder) -> Result<()> {
     report.directory.clone_from(&order.directory);
     record.project = Some(order.project.clone());
     let context = Arc::new(SaveContext::new(order, directory, record.unwritten.clone()));
+    let sealed = context.sealed();
     let mut saver = Saver {
-        sealed: context.sealed(),
+        unsaved: record.unsaved(&sealed),
+        sealed,
         context,
         record,
         written: None,
@@ -63,7 +65,6 @@ pub async fn save(order: SaveOrder) -> Result<()> {
         changes: BTreeMap::new(),
         unsealed: BTreeMap::new(),
         unwritten_files: BTreeMap::new(),
-        unsaved: BTreeMap::new(),
         hourly_notes: (Instant::now(), 0),
         survivors: Vec::new(),
         ahead_files: AheadFiles::default(),

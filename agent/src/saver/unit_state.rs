@@ -97,7 +97,8 @@ impl Saver {
         // Remembered: the next scan may find it half deleted, with nothing but empty files.
         if sealed.is_some() || bytes > 0 {
             let last = self.unsaved.entry(name.to_owned()).or_default();
-            *last = sealed.or(*last);
+            // What is left of one that is being deleted is sealed, too.
+            *last = sealed.filter(|sealed| !sealed.partial).or(*last);
         }
     }
 
