@@ -195,9 +195,10 @@ impl Scan {
                 if is_unwritten { left_out.unwritten.push(path) } else { left_out.busy.push(path) }
             }
         }
-        if !is_told {
-            flushed?;
-        }
+        // What failed may be more than these files, and is told by the next flush of what is written again alone.
+        let flushed =
+            if is_told { rustix::fs::syncfs(directory.descriptor()).map_err(fault) } else { flushed };
+        flushed?;
         former.retain(|path, _| matches!(tree.get(path), Some(MergeEntry::File { .. })));
         // Others come with what lies in them. When these were changed is not known.
         let is_empty = |path: &Vec<u8>| {

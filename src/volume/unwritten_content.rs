@@ -10,8 +10,8 @@ use super::walk::{FileTime, ScannedFile};
 /// How much content is remembered one by one, so that a record stays small.
 const MAX_CONTENTS: usize = 1000;
 
-/// The content of a directory that the disk failed to write, until it is written again. None is forgotten: what a scan does not find may
-/// have been renamed meanwhile.
+/// The content of a directory that the disk failed to write, until it is written again. What a scan does not find may have been renamed
+/// meanwhile.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnwrittenContent {
     /// The [versions](ScannedFile::content_version) of it.
@@ -33,6 +33,14 @@ impl UnwrittenContent {
             self.contents.insert(file.content_version().to_owned());
         } else {
             self.until = self.until.max(Some(file.mtime));
+        }
+    }
+
+    /// Forgets what none of `files` has, which are all that there are.
+    pub fn retain<'a>(&mut self, files: impl Iterator<Item = &'a ScannedFile>) {
+        if !self.is_empty() {
+            let found = files.map(ScannedFile::content_version).filter(|one| self.contents.contains(*one));
+            self.contents = found.map(str::to_owned).collect();
         }
     }
 

@@ -200,7 +200,7 @@ fn training_cache_is_saved_without_what_the_disk_failed_to_write() {
     set("end");
     let status = saving.ended(&number);
     assert!(has_event(&status, "saved the cache of the project p: 1 file"), "{status}");
-    let without = "the cache of the project p is saved without what the disk failed to write: lost";
+    let without = "what the disk failed to write of the cache of the project p is not saved: lost";
     assert!(has_event(&status, without), "{status}");
     // The kernel tells it once; the next job, and its node, know it.
     let number = run("[ -e whole ] && echo more > more");

@@ -60,7 +60,7 @@ pub fn note_saved(user: &impl HomeUser, home: &CacheHome, saved: &SavedCache, to
     }
     if !saved.left_out.unwritten.is_empty() {
         user.warn(format!(
-            "{home} is saved without what the disk failed to write: {}; write it again",
+            "what the disk failed to write of {home} is not saved: {}; write it again",
             names(&saved.left_out.unwritten)
         ));
     }

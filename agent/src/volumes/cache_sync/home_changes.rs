@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use bdnfs::error::Result;
+use bdnfs::error::{Error, Kind, Result};
 use bdnfs::manifest::{FileVersions, Manifest};
 use bdnfs::tree_merge::{MergeTree, is_changed, tree_of};
 use bdnfs::volume::{LeftOutFiles, SealedOrigin, SkipReason, VolumeDirectory, former_files};
@@ -79,8 +79,21 @@ impl CacheHome {
             self.note_unchanged(in_use.map(|_| since))?;
             return Ok(unchanged);
         }
+        let state = match state.begun_in {
+            Some(_) => self.flush(state)?,
+            None => state,
+        };
+        if state.begun_in.is_some() {
+            self.write_sync_state(&state)?;
+            let text =
+                "the disk failed to write some of what was pulled: it is pulled again when nobody uses it";
+            return Err(Error::new(Kind::Disk, text));
+        }
         let (former, writing_at) = ((&base, files), in_use.map(|_| since));
         let mut unwritten = state.unwritten.clone();
+        if in_use.is_none() && scan.skipped.is_empty() {
+            unwritten.retain(scan.files.values());
+        }
         let quiet = scan.into_quiet_tree(&directory, &tree, former, writing_at, &mut unwritten);
         if unwritten != state.unwritten {
             // First: the kernel tells it no second time.
@@ -89,6 +102,7 @@ impl CacheHome {
         let mut quiet = quiet?;
         let left_out = std::mem::take(&mut quiet.left_out);
         if quiet.unit.seal.files.is_empty() && quiet.former.is_empty() && !is_emptied {
+            let left_out = LeftOutFiles { unwritten: left_out.unwritten, ..LeftOutFiles::default() };
             return Ok(ChangedHome { left_out, ..unchanged });
         }
         // What is left out is a change to the next save, too.

@@ -1,6 +1,6 @@
 //! The sync state of a cache home: with which snapshot it was last the same, and who wrote to it since.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
@@ -170,13 +170,8 @@ impl CacheHome {
         if state.boot.is_none() && state.begun_in.is_none() {
             return Ok(());
         }
-        let failed = || format!("cannot make {} durable", self.tree().display());
-        let tree = File::open(self.tree()).with_context(failed)?;
-        let state = match rustix::fs::syncfs(&tree).with_context(failed) {
-            Ok(()) => state,
-            Err(error) => self.without_unwritten(state, error)?,
-        };
-        self.write_sync_state(&SyncState { boot: None, begun_in: None, ..state })
+        let state = self.flush(state)?;
+        self.write_sync_state(&SyncState { boot: None, ..state })
     }
 
     /// The current time by the clock of the home's disk, in nanoseconds since 1970. Earlier changes have an earlier time.

@@ -1,43 +1,59 @@
 //! Homes on a disk that failed to write some of their files.
 
-use std::collections::BTreeSet;
+use std::fs::File;
 
-use bdnfs::error::{Error, Result};
-use bdnfs::tree_merge::{MergePlan, MergeTree};
-use bdnfs::volume::{MergeDurability, VolumeDirectory, apply_merge};
+use bdnfs::error::Result;
+use bdnfs::volume::VolumeDirectory;
 
 use super::SyncState;
+use crate::context::Context;
 use crate::volumes::cache_home::CacheHome;
 
+/// What stands for the boot of a home of which the disk failed to write some of the snapshot that it began with: it is none.
+const LOST: &str = "lost";
+
 impl CacheHome {
-    /// Asks each file of the home, whose state is `state`, whether the disk failed to write it, since a flush of the whole disk failed
-    /// with `error`; the next flush says nothing. Returns the state with what was lost. What no job wrote of that goes, and is pulled
-    /// again. Touches the local disk.
+    /// Makes the home, whose state is `state`, durable. What the disk failed to write is recorded, and where that is some of the snapshot
+    /// that it began with, [`begun_in`](SyncState::begun_in) stays, so that this is pulled again. Returns its state then. Touches the local
+    /// disk.
     ///
     /// # Errors
-    /// `error` where none did: it was another directory of that disk.
-    pub(super) fn without_unwritten(&self, mut state: SyncState, error: Error) -> Result<SyncState> {
+    /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
+    pub(super) fn flush(&self, state: SyncState) -> Result<SyncState> {
+        let failed = || format!("cannot make {} durable", self.tree().display());
+        let tree = File::open(self.tree()).with_context(failed)?;
+        match rustix::fs::syncfs(&tree).with_context(failed) {
+            // Another may have been told of what was lost of a snapshot, whose files look unchanged.
+            Ok(()) if state.begun_in.is_none() => Ok(state),
+            flushed => self.record_unwritten(state, flushed),
+        }
+    }
+
+    /// Asks each file whether the disk failed to write it, after the flush of the whole disk that is `flushed`: the next one says nothing.
+    fn record_unwritten(&self, mut state: SyncState, flushed: Result<()>) -> Result<SyncState> {
         let directory = VolumeDirectory::open(&self.tree())?;
         let scan = directory.walk()?;
-        let mut lost = BTreeSet::new();
+        let pulled = state.begun_in.as_ref().map(|_| scan.untouched_since(state.since)).unwrap_or_default();
+        let (mut lost, mut failure, mut begun_in) = (0, None, None);
         for (path, file) in &scan.files {
-            if !directory.is_written(path)? {
-                state.unwritten.add(file);
-                lost.insert(path.clone());
+            match directory.is_written(path) {
+                Ok(true) => {}
+                Ok(false) if pulled.contains(path) => begun_in = Some(LOST.to_owned()),
+                Ok(false) => {
+                    state.unwritten.add(file);
+                    lost += 1;
+                }
+                Err(error) => failure = Some(error),
             }
         }
-        if lost.is_empty() {
-            return Err(error);
+        if lost > 0 || begun_in.is_some() {
+            tracing::warn!("{self}: the disk failed to write some of its files");
+            // First: no file tells it a second time.
+            self.write_sync_state(&state)?;
+        } else {
+            // It was another directory of that disk.
+            flushed?;
         }
-        tracing::warn!("{self}: the disk failed to write {} of its files: {error}", lost.len());
-        if state.begun_in.is_some() {
-            let remove: BTreeSet<_> = &scan.untouched_since(state.since) & &lost;
-            if !remove.is_empty() {
-                let plan = MergePlan { remove, ..MergePlan::default() };
-                apply_merge(&directory, &directory, &MergeTree::new(), &plan, MergeDurability::Now)?;
-                (state.manifest, state.since, state.publishing, state.pulling) = (None, 0, None, None);
-            }
-        }
-        Ok(state)
+        failure.map_or(Ok(SyncState { begun_in, ..state }), Err)
     }
 }
