@@ -324,11 +324,14 @@ impl CacheSync {
         let mirror = Some(self.mirror.name().to_owned());
         let generation = pulled.generation + u64::from(published.new);
         self.with_home(move |home| {
-            let SyncState { boot, unwritten, .. } = home.sync_state()?;
+            let SyncState { boot, begun_in, unwritten, .. } = home.sync_state()?;
+            // Not all of what was pulled was asked whether the disk failed to write it.
+            let begun_in = begun_in.filter(|_| in_use.is_some());
             let state = SyncState {
                 manifest,
                 since,
                 boot,
+                begun_in,
                 unwritten,
                 unsaved_since,
                 mirror,

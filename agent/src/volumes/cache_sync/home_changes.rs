@@ -79,14 +79,14 @@ impl CacheHome {
             self.note_unchanged(in_use.map(|_| since))?;
             return Ok(unchanged);
         }
+        // A user that begins beside others would have to take away what those read: the end of their use asks.
         let state = match state.begun_in {
-            Some(_) => self.flush(state)?,
-            None => state,
+            Some(_) if in_use.is_none() => self.flush(state)?,
+            _ => state,
         };
-        if state.begun_in.is_some() {
-            self.write_sync_state(&state)?;
+        if in_use.is_none() && state.begun_in.is_some() {
             let text =
-                "the disk failed to write some of what was pulled: it is pulled again when nobody uses it";
+                "the disk failed to write some of what was pulled: try again, and that is pulled again";
             return Err(Error::new(Kind::Disk, text));
         }
         let (former, writing_at) = ((&base, files), in_use.map(|_| since));

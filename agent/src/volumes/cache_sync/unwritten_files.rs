@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use bdnfs::error::Result;
+use bdnfs::error::{Kind, Result};
 use bdnfs::volume::VolumeDirectory;
 
 use super::SyncState;
@@ -32,13 +32,19 @@ impl CacheHome {
     /// Asks each file whether the disk failed to write it, after the flush of the whole disk that is `flushed`: the next one says nothing.
     fn record_unwritten(&self, mut state: SyncState, flushed: Result<()>) -> Result<SyncState> {
         let directory = VolumeDirectory::open(&self.tree())?;
-        let scan = directory.walk()?;
+        let scan = match directory.walk() {
+            // There are too many to be saved.
+            Err(error) if error.kind() == Kind::Invalid => {
+                return flushed.map(|()| SyncState { begun_in: None, ..state });
+            }
+            scan => scan?,
+        };
         let pulled = state.begun_in.as_ref().map(|_| scan.untouched_since(state.since)).unwrap_or_default();
-        let (mut lost, mut failure, mut begun_in) = (0, None, None);
+        let (mut lost, mut is_pulled_lost, mut failure) = (0, false, None);
         for (path, file) in &scan.files {
             match directory.is_written(path) {
                 Ok(true) => {}
-                Ok(false) if pulled.contains(path) => begun_in = Some(LOST.to_owned()),
+                Ok(false) if pulled.contains(path) => is_pulled_lost = true,
                 Ok(false) => {
                     state.unwritten.add(file);
                     lost += 1;
@@ -46,7 +52,10 @@ impl CacheHome {
                 Err(error) => failure = Some(error),
             }
         }
-        if lost > 0 || begun_in.is_some() {
+        if is_pulled_lost {
+            state.begun_in = Some(LOST.to_owned());
+        }
+        if lost > 0 || is_pulled_lost {
             tracing::warn!("{self}: the disk failed to write some of its files");
             // First: no file tells it a second time.
             self.write_sync_state(&state)?;
@@ -54,6 +63,9 @@ impl CacheHome {
             // It was another directory of that disk.
             flushed?;
         }
-        failure.map_or(Ok(SyncState { begun_in, ..state }), Err)
+        match failure {
+            Some(error) => Err(error),
+            None => Ok(SyncState { begun_in: state.begun_in.take().filter(|_| is_pulled_lost), ..state }),
+        }
     }
 }
