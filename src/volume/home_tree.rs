@@ -49,9 +49,9 @@ pub type FormerFiles = BTreeMap<Vec<u8>, FormerFile>;
 /// A directory ready to be published.
 #[derive(Debug)]
 pub struct QuietTree {
-    /// All but what is being written.
+    /// All but what is left out.
     pub unit: Arc<SealedUnit>,
-    /// The files that are published as in the snapshot before: those that are unchanged, and those that are being written.
+    /// The files that are published as in the snapshot before: those that are unchanged, and those that are left out.
     pub former: FormerFiles,
     /// The files that are left out.
     pub left_out: LeftOutFiles,
@@ -145,7 +145,7 @@ impl Scan {
     /// all that has such content is left out. Touches the local disk; the process must ignore SIGIO.
     ///
     /// # Errors
-    /// [`Kind::Disk`](crate::error::Kind::Disk); [`Kind::Invalid`] where a file that is being written can't stay as it was.
+    /// [`Kind::Disk`](crate::error::Kind::Disk); [`Kind::Invalid`] where a file that is left out can't stay as it was.
     pub fn into_quiet_tree(
         self,
         directory: &Arc<VolumeDirectory>,
@@ -154,8 +154,7 @@ impl Scan {
         writing_at: Option<i64>,
         unwritten: &mut UnwrittenContent,
     ) -> Result<QuietTree> {
-        let fault = |e: Errno| Error::disk(format!("cannot make {} durable", directory.name(b"")), e.into());
-        let flushed = rustix::fs::syncfs(directory.descriptor()).map_err(fault);
+        let flushed = directory.sync();
         let changed: HashSet<_> =
             self.files.keys().filter(|path| is_changed(base.get(*path), tree.get(*path))).cloned().collect();
         let (mut seal, mut left_out) =
@@ -196,9 +195,7 @@ impl Scan {
             }
         }
         // What failed may be more than these files, and is told by the next flush of what is written again alone.
-        let flushed =
-            if is_told { rustix::fs::syncfs(directory.descriptor()).map_err(fault) } else { flushed };
-        flushed?;
+        if is_told { directory.sync() } else { flushed }?;
         former.retain(|path, _| matches!(tree.get(path), Some(MergeEntry::File { .. })));
         // Others come with what lies in them. When these were changed is not known.
         let is_empty = |path: &Vec<u8>| {
@@ -243,6 +240,15 @@ fn open_quiet(
 }
 
 impl VolumeDirectory {
+    /// Makes all of its file system durable. Touches the local disk.
+    ///
+    /// # Errors
+    /// [`Kind::Disk`](crate::error::Kind::Disk), also for what another directory of that file system lost; the kernel tells each loss once.
+    pub fn sync(&self) -> Result<()> {
+        rustix::fs::syncfs(self.descriptor())
+            .map_err(|e| Error::disk(format!("cannot make {} durable", self.name(b"")), e.into()))
+    }
+
     /// Whether the disk has written what it was given so far of the file at `path` below it, or the file is gone. The kernel tells of a
     /// failure once. Touches the local disk.
     ///
@@ -288,8 +294,7 @@ pub fn apply_merge(
     durability: MergeDurability,
 ) -> Result<()> {
     apply_merge_with(directory, incoming, theirs, plan, |directory| match durability {
-        MergeDurability::Now => rustix::fs::syncfs(directory.descriptor())
-            .map_err(|e| Error::disk(format!("cannot make {} durable", directory.name(b"")), e.into())),
+        MergeDurability::Now => directory.sync(),
         MergeDurability::Later => Ok(()),
     })
 }

@@ -1,12 +1,9 @@
 //! Homes on a disk that failed to write some of their files.
 
-use std::fs::File;
-
 use bdnfs::error::{Kind, Result};
 use bdnfs::volume::VolumeDirectory;
 
 use super::SyncState;
-use crate::context::Context;
 use crate::volumes::cache_home::CacheHome;
 
 /// What stands for the boot of a home of which the disk failed to write some of the snapshot that it began with: it is none.
@@ -20,18 +17,21 @@ impl CacheHome {
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
     pub(super) fn flush(&self, state: SyncState) -> Result<SyncState> {
-        let failed = || format!("cannot make {} durable", self.tree().display());
-        let tree = File::open(self.tree()).with_context(failed)?;
-        match rustix::fs::syncfs(&tree).with_context(failed) {
+        let directory = VolumeDirectory::open(&self.tree())?;
+        match directory.sync() {
             // Another may have been told of what was lost of a snapshot, whose files look unchanged.
             Ok(()) if state.begun_in.is_none() => Ok(state),
-            flushed => self.record_unwritten(state, flushed),
+            flushed => self.record_unwritten(&directory, state, flushed),
         }
     }
 
     /// Asks each file whether the disk failed to write it, after the flush of the whole disk that is `flushed`: the next one says nothing.
-    fn record_unwritten(&self, mut state: SyncState, flushed: Result<()>) -> Result<SyncState> {
-        let directory = VolumeDirectory::open(&self.tree())?;
+    fn record_unwritten(
+        &self,
+        directory: &VolumeDirectory,
+        mut state: SyncState,
+        flushed: Result<()>,
+    ) -> Result<SyncState> {
         let scan = match directory.walk() {
             // There are too many to be saved.
             Err(error) if error.kind() == Kind::Invalid => {
