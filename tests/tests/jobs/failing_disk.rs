@@ -26,10 +26,33 @@ fn checkpoint_of_many_files_that_a_disk_failed_to_write_is_not_saved_before_it_i
     assert_saved_when_written_again(100);
 }
 
+/// Files by which a job and its test wait for each other.
+struct Flags(PathBuf);
+
+impl Flags {
+    fn new(machine: &Machine) -> Self {
+        Self(machine.directory("flags"))
+    }
+
+    /// The function `await` of a shell: it waits until the flag that it names is set.
+    fn shell_function(&self) -> String {
+        format!("await() {{ touch {0}/$1-awaited; until [ -e {0}/$1 ]; do sleep 0.1; done; }}", text(&self.0))
+    }
+
+    /// Waits until the job awaits the flag `name`.
+    fn until_awaited(&self, name: &str) {
+        eventually(&format!("the job awaits {name}"), || self.0.join(format!("{name}-awaited")).exists());
+    }
+
+    fn set(&self, name: &str) {
+        fs::write(self.0.join(name), "").unwrap();
+    }
+}
+
 /// A job that writes the checkpoint `one` on a disk that is full at that time.
 struct FailingDisk {
     saving: SavingMachine,
-    flags: PathBuf,
+    flags: Flags,
     number: String,
     disk: LoopDisk,
 }
@@ -41,31 +64,23 @@ impl FailingDisk {
         let disk = LoopDisk::thin(64 << 20)?;
         let machine = Machine::new().env("BDNFS_VOLUMES_DIR", disk.path().join("volumes"));
         let saving = SavingMachine { agent: start(&machine), machine };
-        let flags = saving.machine.directory("flags");
+        let flags = Flags::new(&saving.machine);
         // Its directory is on the disk, and has a writer.
         let number = saving.submit(
             "job",
             &format!(
                 "cd $BT_CHECKPOINT_DIR && mkdir one two && for number in $(seq 100); do : > one/model-$number; done
-                 await() {{ touch {0}/$1-awaited; until [ -e {0}/$1 ]; do sleep 0.1; done; }}
+                 {}
                  write() {{ {writing}; }}
                  exec 3>> one/model-1; sync; await full; write; {then}",
-                text(&flags)
+                flags.shell_function()
             ),
         );
         let failing = Self { saving, flags, number, disk };
-        eventually("the job has begun", || failing.is_awaited("full"));
+        failing.flags.until_awaited("full");
         failing.disk.fill_store();
-        failing.set("full");
+        failing.flags.set("full");
         Some(failing)
-    }
-
-    fn is_awaited(&self, name: &str) -> bool {
-        self.flags.join(format!("{name}-awaited")).exists()
-    }
-
-    fn set(&self, name: &str) {
-        fs::write(self.flags.join(name), "").unwrap();
     }
 
     fn told(&self) -> Vec<String> {
@@ -102,11 +117,11 @@ fn assert_saved_when_written_again(count: usize) {
     let FailingDisk { saving, number, .. } = &failing;
     // The next saver knows it, too.
     saving.machine.kill_savers();
-    failing.set("empty");
+    failing.flags.set("empty");
     saving.await_event(number, "saved two (generation 1");
     assert!(!failing.is_told("saved one"), "{:?}", failing.told());
     assert_eq!(saving.files("bt://p@job/one"), None);
-    failing.set("again");
+    failing.flags.set("again");
     saving.await_event(number, "saved one (generation 1, complete)");
     assert_eq!(saving.files("bt://p@job/one").map(|files| files.len()), Some(count + 1));
     saving.machine.run(&["job", "stop", number]).succeeds();
@@ -121,7 +136,7 @@ fn job_that_ends_with_a_checkpoint_that_the_disk_failed_to_write_fails_and_keeps
     let Some(failing) = FailingDisk::with_job(writing, "exec 3>&-; await empty") else { return };
     failing.await_refusal();
     let FailingDisk { saving, number, .. } = &failing;
-    failing.set("empty");
+    failing.flags.set("empty");
     let status = saving.ended(number);
     assert_eq!(status["state"], "TRAINING_JOB_FAILED", "{status}");
     let refused = failing.told().iter().filter(|event| event.contains("the disk failed to write")).count();
@@ -178,26 +193,20 @@ fn training_cache_is_saved_without_what_the_disk_failed_to_write() {
     let Some(disk) = LoopDisk::thin(64 << 20) else { return };
     let machine = Machine::new().env("BDNFS_VOLUMES_DIR", disk.path().join("volumes"));
     let saving = SavingMachine { agent: start(&machine), machine };
-    let flags = saving.machine.directory("flags");
+    let flags = Flags::new(&saving.machine);
     let run = |command: &str| {
-        let command = format!(
-            "await() {{ touch {0}/$1-awaited; until [ -e {0}/$1 ]; do sleep 0.1; done; }}
-             cd $BT_PROJECT_CACHE_DIR && {command}",
-            text(&flags)
-        );
+        let command = format!("{}\ncd $BT_PROJECT_CACHE_DIR && {command}", flags.shell_function());
         submitted(&saving.machine, &["--project", "p", text(&cached(&saving.machine, &command))])
     };
-    let is_awaited = |name: &str| eventually(name, || flags.join(format!("{name}-awaited")).exists());
-    let set = |name: &str| fs::write(flags.join(name), "").unwrap();
     let number = run(
         "echo whole > whole && : > lost && sync && await full && head -c 1000000 /dev/urandom > lost && sync && await end",
     );
-    is_awaited("full");
+    flags.until_awaited("full");
     disk.fill_store();
-    set("full");
-    is_awaited("end");
+    flags.set("full");
+    flags.until_awaited("end");
     disk.empty_store();
-    set("end");
+    flags.set("end");
     let status = saving.ended(&number);
     assert!(has_event(&status, "saved the cache of the project p: 1 file"), "{status}");
     let without = "what the disk failed to write of the cache of the project p is not saved: lost";
