@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use bdnfs_fs::mounts::{self, MountEntry};
+use bdnfs_fs::mounts;
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
@@ -170,17 +170,17 @@ pub fn check_fuse() -> Result<()> {
     }
 }
 
-/// The error that the mount on `path` is in use, and by which processes, mounts and devices.
-pub fn busy_message(path: &Path) -> String {
-    let mounted = mounts::at(path).ok().flatten();
-    let holders = mounted.map(|mounted| holders(&mounted)).unwrap_or_default();
-    format_busy(path, &holders, geteuid().is_root())
+/// The processes, mounts and devices that are seen to use the mount on `path`.
+pub fn holders(path: &Path) -> Vec<String> {
+    let Some(mounted) = mounts::at(path).ok().flatten() else { return Vec::new() };
+    let users = mounts::users(&mounted);
+    let processes = users.iter().map(|user| format!("{} (pid {})", user.command, user.pid));
+    processes.chain(mounts::dependents(&mounted).iter().map(ToString::to_string)).collect()
 }
 
-fn holders(mounted: &MountEntry) -> Vec<String> {
-    let users = mounts::users(mounted);
-    let processes = users.iter().map(|user| format!("{} (pid {})", user.command, user.pid));
-    processes.chain(mounts::dependents(mounted).iter().map(ToString::to_string)).collect()
+/// The error that the mount on `path` is in use by `holders`.
+pub fn busy_message(path: &Path, holders: &[String]) -> String {
+    format_busy(path, holders, geteuid().is_root())
 }
 
 fn format_busy(path: &Path, holders: &[String], is_root: bool) -> String {

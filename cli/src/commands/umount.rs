@@ -1,6 +1,8 @@
 //! `bdnfs umount`.
 
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use bdnfs::error::Kind;
@@ -26,6 +28,11 @@ pub struct UnmountArgs {
 const EXAMPLES: &str = "Examples:
   bdnfs umount /mnt/model
   bdnfs umount --lazy /mnt/model";
+/// How long a mount may be busy though nobody can be seen who uses it. A look at it, as `bdnfs status` and `df` take at all
+/// mounts, uses it for microseconds, and longer only where the machine has no processor to spare.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
+/// The pause before a busy mount is unmounted again.
+const BUSY_RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 /// Unmounts a mount and returns when its agent has ended it.
 pub fn run(args: &UnmountArgs) -> Result<()> {
@@ -43,20 +50,33 @@ pub fn run(args: &UnmountArgs) -> Result<()> {
         }
         bail!("{}: not a bdnfs mount; `bdnfs status` lists them", path.display());
     }
-    match probe::mount(&path) {
+    let end = Instant::now() + LOOK_TIMEOUT;
+    while !unmount(&path, args.lazy)? {
+        let holders = mountpoint::holders(&path);
+        if !holders.is_empty() || Instant::now() >= end {
+            bail!(mountpoint::busy_message(&path, &holders));
+        }
+        thread::sleep(BUSY_RETRY_PAUSE);
+    }
+    Ok(())
+}
+
+/// Unmounts the bdnfs mount at `path`. False where it is in use.
+fn unmount(path: &Path, lazy: bool) -> Result<bool> {
+    match probe::mount(path) {
         MountHealth::Dead => {
-            mounts::detach(&path)?;
-            runtime::block_on(forget_lost(&path)).map(drop)
+            mounts::detach(path)?;
+            runtime::block_on(forget_lost(path)).map(|_| true)
         }
         MountHealth::Alive(socket) => {
-            let unmounted = runtime::block_on(async { Ok(request(socket, &path, args.lazy).await) })?;
-            unmounted.unwrap_or_else(|| unmount(&path, args.lazy))
+            let unmounted = runtime::block_on(async { Ok(request(socket, path, lazy).await) })?;
+            unmounted.unwrap_or_else(|| unmount_without_agent(path, lazy))
         }
         // The pending probe keeps it busy.
-        MountHealth::Unresponsive if !args.lazy => {
+        MountHealth::Unresponsive if !lazy => {
             bail!("{0}: mount does not respond; use `bdnfs umount --lazy {0}`", path.display())
         }
-        MountHealth::Unresponsive | MountHealth::Unknown(_) => unmount(&path, args.lazy),
+        MountHealth::Unresponsive | MountHealth::Unknown(_) => unmount_without_agent(path, lazy),
     }
 }
 
@@ -72,28 +92,24 @@ async fn forget_lost(path: &Path) -> Result<bool> {
     Ok(false)
 }
 
-/// Unmounts through the agent at `socket`; `None` if it is gone or does not know the mount.
-async fn request(socket: PathBuf, path: &Path, lazy: bool) -> Option<Result<()>> {
+/// Unmounts through the agent at `socket`, false where the mount is in use; `None` if the agent is gone or does not know it.
+async fn request(socket: PathBuf, path: &Path, lazy: bool) -> Option<Result<bool>> {
     let client = Client::new(socket);
     let status = client.status().await.ok()?;
     let mount = status.at(path)?;
     match client.unmount(mount.mounted.id, lazy).await {
-        Ok(()) => Some(Ok(())),
-        Err(error) if error.is(Kind::Busy) => Some(Err(busy_error(path))),
+        Ok(()) => Some(Ok(true)),
+        Err(error) if error.is(Kind::Busy) => Some(Ok(false)),
         Err(error) if error.is_gone() || error.is(Kind::NotFound) => None,
         Err(error) => Some(Err(error.into())),
     }
 }
 
-/// Unmounts without the agent.
-fn unmount(path: &Path, lazy: bool) -> Result<()> {
-    if lazy {
-        return Ok(mounts::detach(path)?);
+/// Unmounts without the agent. False where the mount is in use.
+fn unmount_without_agent(path: &Path, lazy: bool) -> Result<bool> {
+    match if lazy { mounts::detach(path) } else { mounts::unmount(path) } {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == Kind::Busy => Ok(false),
+        Err(error) => Err(error.into()),
     }
-    mounts::unmount(path)
-        .map_err(|error| if error.kind() == Kind::Busy { busy_error(path) } else { error.into() })
-}
-
-fn busy_error(path: &Path) -> anyhow::Error {
-    anyhow::Error::msg(mountpoint::busy_message(path))
 }

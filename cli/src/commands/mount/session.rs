@@ -242,7 +242,9 @@ impl MountSession {
         for mounted in mounted {
             match self.client.unmount(mounted.id, false).await {
                 Err(error) if error.is(Kind::Busy) => {
-                    stderr_line!("note: {}; detached", mountpoint::busy_message(&mounted.mountpoint));
+                    let holders = mountpoint::holders(&mounted.mountpoint);
+                    let busy = mountpoint::busy_message(&mounted.mountpoint, &holders);
+                    stderr_line!("note: {busy}; detached");
                     if let Err(error) = self.client.unmount(mounted.id, true).await {
                         stderr_line!("note: {error}");
                     }
