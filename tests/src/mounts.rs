@@ -5,11 +5,30 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+
+use crate::process::eventually;
 use crate::tools::program;
 
 /// Whether something is mounted on `point`.
 pub fn is_mounted(point: &Path) -> bool {
     mount_points().iter().any(|mounted| mounted == point)
+}
+
+/// Unmounts what is mounted on `point` as umount(8) does, but again while it is busy: other tests' `bdnfs status` looks at all
+/// mounts of the machine.
+///
+/// # Panics
+/// When it stays in use.
+pub fn unmount(point: &Path) {
+    eventually("nobody looks at the mount", || match rustix::mount::unmount(point, UnmountFlags::NOFOLLOW) {
+        Err(Errno::BUSY) => false,
+        unmounted => {
+            unmounted.unwrap_or_else(|e| panic!("cannot unmount {}: {e}", point.display()));
+            true
+        }
+    });
 }
 
 /// The value of an extended attribute.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use axum::http::Method;
 use bdnfs_tests::machine::Machine;
-use bdnfs_tests::mounts::is_mounted;
+use bdnfs_tests::mounts::{is_mounted, unmount};
 use bdnfs_tests::process::{eventually, wait_for_exit};
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::test_env::TestEnv;
@@ -353,7 +353,7 @@ fn agent_on_sigterm_unmounts_all() {
 fn mount_on_system_umount_ends() {
     let (machine, source) = local();
     let point = machine.mount(&source, "mnt");
-    run(program("umount").arg(&point));
+    unmount(&point);
     eventually("the agent ends with its last mount", || machine.agent_pids().is_empty());
 }
 

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
-use bdnfs_tests::mounts::{drop_caches, is_mounted};
+use bdnfs_tests::mounts::{drop_caches, is_mounted, unmount};
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::rot::largest_files;
 use bdnfs_tests::tree::{assert_same, assert_same_tree, write_file, write_tree};
@@ -110,7 +110,7 @@ fn native_mount_under_eviction_pressure_keeps_its_blobs_until_no_namespace_shows
         .unwrap();
     let process = PathBuf::from(format!("/proc/{}", container.id()));
     eventually("it runs", || fs::read_to_string(process.join("comm")).is_ok_and(|name| name == "cat\n"));
-    prints(Command::new("umount").arg(&point));
+    unmount(&point);
     assert!(!is_mounted(&point));
     press("second");
     let within = process.join("root").join(point.strip_prefix("/").unwrap());

@@ -6,13 +6,13 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::time::Duration;
 
 use bdnfs_tests::MIB;
-use bdnfs_tests::mounts::{is_local, is_mounted};
+use bdnfs_tests::mounts::{is_local, is_mounted, unmount};
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tree::{assert_same, assert_same_tree, write_tree};
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::mount::{MountFlags, UnmountFlags, mount};
 use serde_json::json;
 
 use crate::kit::{
@@ -70,7 +70,7 @@ fn publication_repeated_makes_no_request_even_with_other_secrets() {
     assert_eq!(publish(&agent, "pod", &request)["path"], first["path"]);
     assert_eq!(env.s3.requests.all().requests, 0);
     // It was unmounted from outside: it is bound again, still without any request.
-    unmount(&target, UnmountFlags::DETACH).unwrap();
+    rustix::mount::unmount(&target, UnmountFlags::DETACH).unwrap();
     publish(&agent, "pod", &request);
     assert!(is_mounted(&target) && env.s3.requests.all().requests == 0);
     request["allow"] = json!(["other"]);
@@ -152,7 +152,7 @@ fn base_unmounted_by_an_administrator_is_mounted_anew() {
     let path = |key: &str, request| publish(&agent, key, request)["path"].as_str().unwrap().to_owned();
     publish(&agent, "first", &first);
     let base = path("unbound", &unbound);
-    unmount(base.as_str(), UnmountFlags::DETACH).unwrap();
+    rustix::mount::unmount(base.as_str(), UnmountFlags::DETACH).unwrap();
     publish(&agent, "second", &second);
     assert_same(&bytes, &fs::read(second_target.join("file")).unwrap(), "what is bound later");
     let anew = path("unbound", &unbound);
@@ -215,7 +215,7 @@ fn unpublish_of_unknown_pending_busy_or_dead_publication_ends() {
         publish(&agent, "dead", &request);
         bases(&env.machine).remove(0)
     };
-    unmount(&base, UnmountFlags::DETACH).unwrap();
+    rustix::mount::unmount(&base, UnmountFlags::DETACH).unwrap();
     unpublish(&agent, "dead");
     assert!(!target.exists());
     assert_eq!(agent.get("/v1/publications").json()["publications"], json!([]));
@@ -236,7 +236,7 @@ fn unpublish_under_a_mount_of_somebody_else_fails_until_that_is_gone() {
     agent.crash();
     let agent = env.machine.agent(&config(&env.machine));
     assert_eq!(agent.ask("DELETE", "/v1/publications/pod", "").code, 409, "{}", agent.log());
-    unmount(&target, UnmountFlags::empty()).unwrap();
+    unmount(&target);
     unpublish(&agent, "pod");
     assert_nothing_left(&env);
 }

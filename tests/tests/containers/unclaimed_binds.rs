@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use bdnfs_tests::disk::LoopDisk;
 use bdnfs_tests::machine::Machine;
-use bdnfs_tests::mounts::is_mounted;
+use bdnfs_tests::mounts::{is_mounted, unmount};
 use bdnfs_tests::process::{eventually, waits_in};
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
-use rustix::mount::{UnmountFlags, mount_bind, unmount};
+use rustix::mount::{UnmountFlags, mount_bind};
 use serde_json::json;
 
 use crate::kit::{
@@ -74,7 +74,7 @@ fn subpath_that_a_kubelet_has_bound_stays_when_the_next_agent_starts() {
     assert_eq!(fs::read(&file).unwrap().len(), 6, "{}", agent.log());
     assert_eq!(fs::read(all.join("config.json")).unwrap().len(), 6, "{}", agent.log());
     for at in [&directory, &file, &all] {
-        unmount(at, UnmountFlags::empty()).unwrap();
+        unmount(at);
     }
     unpublish(&agent, "pod");
     assert!(!target.exists() && bases(&env.machine).is_empty());
@@ -128,7 +128,7 @@ fn bind_whose_record_cannot_be_read_and_that_was_unmounted_is_forgotten() {
     damage_record(&env.machine, "lost");
     let agent = env.machine.agent(&config(&env.machine));
     assert!(is_mounted(&target) && bases(&env.machine).len() == 1, "{}", agent.log());
-    unmount(&target, UnmountFlags::empty()).unwrap();
+    unmount(&target);
     fs::remove_dir(&target).unwrap();
     unpublish(&agent, "lost");
     // The comparison with the mount table after the start may be about to end it.
@@ -173,5 +173,5 @@ fn unpublish_while_the_publication_is_taken_over_waits_and_ends_it() {
     assert_eq!(agent.get(&format!("/v1/publications/{key}")).code, 404);
     assert!(!is_mounted(&target) && records(&env.machine).iter().all(|record| record.is_dir()));
     agent.stop();
-    unmount(&state, UnmountFlags::DETACH).unwrap();
+    rustix::mount::unmount(&state, UnmountFlags::DETACH).unwrap();
 }

@@ -1,6 +1,7 @@
 //! Volumes that pods write to, when the agent is started again: after a crash, with a record or directory that is gone, after a reboot.
 
-use rustix::mount::{UnmountFlags, unmount};
+use bdnfs_tests::mounts::unmount;
+use rustix::mount::UnmountFlags;
 
 use super::*;
 
@@ -44,7 +45,7 @@ fn volume_with_an_unreadable_record_is_not_taken_for_gone() {
     }
     assert_eq!(fs::read(&record).unwrap(), b"{");
     // What the message says to do.
-    unmount(&target, UnmountFlags::empty()).unwrap();
+    unmount(&target);
     fs::remove_dir(&target).unwrap();
     fs::remove_file(&record).unwrap();
     node.0.kubelet.unpublish(&volume).unwrap();
@@ -84,7 +85,7 @@ fn checkpoints_that_a_reboot_ended_are_saved_as_sealed_and_no_pod_gets_the_rest(
     eventually("it is saved", || node.is_saved("checkpoint-1"));
     node.crash_agent_and_savers();
     write(&target, "checkpoint-2/model", "torn");
-    unmount(&target, UnmountFlags::DETACH).unwrap();
+    rustix::mount::unmount(&target, UnmountFlags::DETACH).unwrap();
     for record in node.records() {
         let mut text: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
         text["record"]["boot"] = json!("another");
