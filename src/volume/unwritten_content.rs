@@ -24,7 +24,7 @@ pub struct UnwrittenContent {
 impl UnwrittenContent {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.contents.is_empty()
+        self.contents.is_empty() && self.until.is_none()
     }
 
     /// Adds that of `file`.
@@ -38,10 +38,20 @@ impl UnwrittenContent {
 
     /// Forgets what none of `files` has, which are all that there are.
     pub fn retain<'a>(&mut self, files: impl Iterator<Item = &'a ScannedFile>) {
-        if !self.is_empty() {
-            let found = files.map(ScannedFile::content_version).filter(|one| self.contents.contains(*one));
-            self.contents = found.map(str::to_owned).collect();
+        if self.is_empty() {
+            return;
         }
+        let (mut found, mut is_any_older) = (BTreeSet::new(), false);
+        for file in files {
+            let version = file.content_version();
+            if self.contents.contains(version) {
+                found.insert(version.to_owned());
+            } else {
+                is_any_older |= self.until >= Some(file.mtime);
+            }
+        }
+        self.contents = found;
+        self.until = self.until.filter(|_| is_any_older);
     }
 
     /// Whether `file` has such content.
@@ -100,5 +110,12 @@ mod tests {
             Some(&path("last"))
         );
         assert_eq!(unwritten.path_in(&seal([("newer".into(), 1 << 40, 6)])), None);
+
+        // Those that were remembered one by one are gone, and the last is not.
+        let last = seal([("last".into(), MAX_CONTENTS as u64 + 1, 5)]);
+        unwritten.retain(last.files.values());
+        assert_eq!(unwritten.path_in(&last), Some(&path("last")));
+        unwritten.retain(seal([("last".into(), MAX_CONTENTS as u64 + 1, 6)]).files.values());
+        assert!(unwritten.is_empty());
     }
 }
