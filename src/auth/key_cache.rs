@@ -202,8 +202,8 @@ impl KeyCache {
                 let renew_at = Some(Instant::now() + jittered(RENEWAL_RETRY_DELAY));
                 Ok(Arc::new(IssuedKey { renew_at, ..IssuedKey::clone(previous) }))
             }
-            // The request was right, its credentials are not.
-            (Err(error), Some(_)) if error.kind() == Kind::Invalid => {
+            // The request is right, its credentials are not: the first key, too, may be asked for by a read, of a mount that was restored.
+            (Err(error), _) if error.kind() == Kind::Invalid => {
                 Err(Error::new(Kind::Refused, error.to_string()))
             }
             (Err(error), _) => Err(error),

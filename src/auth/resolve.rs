@@ -108,7 +108,7 @@ impl KeyCache {
     /// token services.
     ///
     /// # Errors
-    /// `Refused` and `Invalid` for missing or wrong credentials, `Unavailable` and `Timeout` of a token service.
+    /// `Refused` for missing, malformed or wrong credentials, `Unavailable` and `Timeout` of a token service.
     pub(crate) async fn open(uri: &Uri, access: &Access, client: &HttpClient) -> Result<Self> {
         let keys = Self::lazy(uri, access, client);
         keys.get().await?;

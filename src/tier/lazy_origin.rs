@@ -72,10 +72,13 @@ impl LazyOrigin {
     }
 }
 
-/// A source that is no longer there has changed, for who reads what was listed of it: the file itself is there.
-fn gone(error: Error) -> Error {
+/// The failure to open the origin, for who reads what was listed of it.
+fn failed_to_open(error: Error) -> Error {
     match error.kind() {
+        // The file itself is there.
         Kind::NotFound => Error::new(Kind::Changed, error.to_string()),
+        // The request is right, its credentials are not.
+        Kind::Invalid => Error::new(Kind::Refused, error.to_string()),
         _ => error,
     }
 }
@@ -105,7 +108,8 @@ impl Tier for LazyOrigin {
         urgency: Urgency,
     ) -> BoxFuture<'a, Result<Option<Body>>> {
         async move {
-            let origin = self.origin.get_or_try_init(|| async { (self.open)().await.map_err(gone) }).await?;
+            let origin =
+                self.origin.get_or_try_init(|| async { (self.open)().await.map_err(failed_to_open) }).await?;
             let pack = if blob.path.is_empty() { self.pack(&blob.key) } else { None };
             match pack {
                 Some(index) => self.body(origin, index, range, urgency).map(Some),

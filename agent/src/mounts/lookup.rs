@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use bdnfs::auth::load;
 use bdnfs::digest::Digest;
 use bdnfs::engine::Engine;
 use bdnfs::error::{Error, Kind, Result};
@@ -315,7 +316,12 @@ fn opener(uri: &Uri, resolved: &str, access: &Access) -> OriginOpener {
     let (uri, access) = (pinned(uri, resolved), access.clone());
     Box::new(move || {
         let (uri, access) = (uri.clone(), access.clone());
-        Box::pin(async move { origin::open(&uri, &access).await })
+        Box::pin(async move {
+            // A secret that could not be read when the mount was restored may name the endpoint, too.
+            let (source, given) = (uri.clone(), access);
+            let access = blocking(move || load::complete_access(&source, given)).await?;
+            origin::open(&uri, &access).await
+        })
     })
 }
 

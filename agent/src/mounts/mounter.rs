@@ -79,11 +79,32 @@ fn complete(mut request: MountRequest) -> Result<MountRequest> {
     let weights = &mut request.weights;
     let uri: Uri = weights.source.expose().parse()?;
     weights.access = load::complete_access(&uri, std::mem::take(&mut weights.access))?;
-    if let Some(mirror) = &mut request.mirror {
-        let uri: Uri = mirror.url.expose().parse()?;
-        mirror.access = load::complete_access(&uri, std::mem::take(&mut mirror.access))?;
-    }
+    request.mirror = request.mirror.map(complete_mirror).transpose()?;
     Ok(request)
+}
+
+/// A mirror with the region and endpoint that its secret names. Reads it.
+///
+/// # Errors
+/// As [`complete`].
+fn complete_mirror(mut mirror: MirrorRequest) -> Result<MirrorRequest> {
+    let uri: Uri = mirror.url.expose().parse()?;
+    mirror.access = load::complete_access(&uri, mirror.access)?;
+    Ok(mirror)
+}
+
+/// A request with the regions and endpoints that those of its secrets name that can be read now: local content needs none. Without
+/// its mirror, where that one's can't; the origin's are read again before it is asked.
+fn complete_readable(mut request: MountRequest) -> MountRequest {
+    if let Some(mirror) = request.mirror.take() {
+        let source = &request.weights.source;
+        let warn = |error: &Error| tracing::warn!("{source} is served without its mirror: {error}");
+        request.mirror = complete_mirror(mirror).inspect_err(warn).ok();
+    }
+    complete(request.clone()).unwrap_or_else(|error| {
+        tracing::warn!("{} is restored without its secret: {error}", request.weights.source);
+        request
+    })
 }
 
 /// Makes mounts that serve.
@@ -138,9 +159,7 @@ impl Mounter {
             (None, None) => return Ok(None),
         };
         tenant.clone_into(&mut mirror.tenant);
-        let uri: Uri = mirror.url.expose().parse()?;
-        mirror.access = load::complete_access(&uri, mirror.access)?;
-        Ok(Some(mirror))
+        complete_mirror(mirror).map(Some)
     }
 
     /// Fails where `request` names a missing secret, or a mirror for another tenant. Reads secrets.
@@ -178,14 +197,9 @@ impl Mounter {
     /// secrets where they are known.
     pub async fn reopen(&self, record: &MountRecord, request: &MountRequest) -> ApiResult<Arc<Snapshot>> {
         let engine = self.engine_of(request).await?;
-        // Local content needs no secret.
-        let request = match self.with_defaults(request).await {
-            Ok(request) => request,
-            Err(error) => {
-                tracing::warn!("a mount is restored without its secrets: {error}");
-                self.defaults.add_to(request, self.engine.tenant())
-            }
-        };
+        self.check_mirror(request)?;
+        let request = self.defaults.add_to(request, self.engine.tenant());
+        let request = blocking(move || Ok(complete_readable(request))).await?;
         lookup::reopen(&engine, &self.cache, record, &request).await
     }
 

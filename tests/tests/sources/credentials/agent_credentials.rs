@@ -8,9 +8,10 @@ use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::tree::assert_same;
+use bdnfs_tests::web::WebServer;
 use serde_json::{Value, json};
 
-use super::GuardedBucket;
+use super::{GuardedBucket, TOKEN};
 
 /// A machine whose agent alone has a secret, called `s3`, and a mirror that takes it.
 fn machine_with_agent(bucket: &GuardedBucket) -> (Machine, AgentProcess) {
@@ -77,6 +78,38 @@ fn secret_of_the_agent_serves_mounts_and_jobs_of_all_clients() {
     let agent = machine.agent(&format!("secrets = [\"{}\"]", directory.display()));
     assert_same(&bytes, &fs::read(machine.directory("named").join("w")).unwrap(), key);
     assert_same(&late, &fs::read(machine.directory("named").join("late")).unwrap(), "not local yet");
+    agent.stop();
+}
+
+#[test]
+fn secret_that_is_empty_after_a_restart_refuses_reads_until_it_is_there() {
+    let bucket = GuardedBucket::new();
+    let bytes = bucket.put("w", 3 * MIB);
+    let web = WebServer::start(&bucket.root.path().join("bucket"));
+    web.accept_only(&[(&format!("Bearer {TOKEN}"), None)]);
+    let machine = Machine::new();
+    let directory = machine.directory("secrets-of-the-agent");
+    let secrets = [("s3", super::json(&Keys::sample(), &bucket.s3.server.url())), ("web", TOKEN.to_owned())];
+    let write_all = || secrets.iter().for_each(|(name, text)| fs::write(directory.join(name), text).unwrap());
+    write_all();
+    let config = format!("secrets = [\"{}\"]", directory.display());
+    let agent = machine.agent(&config);
+    let points = [("s3://bucket".to_owned(), "s3"), (web.url("w"), "web")]
+        .map(|(uri, secret)| machine.mount_with(uri, secret, &["--secret", secret]).join("w"));
+    agent.crash();
+    // It has them in its memory.
+    machine.kill_fdstore();
+    secrets.iter().for_each(|(name, _)| fs::write(directory.join(name), "").unwrap());
+    let agent = machine.agent(&config);
+    for file in &points {
+        let error = fs::read(file).expect_err("its secret is empty");
+        assert_eq!(error.raw_os_error(), Some(libc::EACCES), "{}: {}", file.display(), agent.log());
+    }
+    write_all();
+    for file in &points {
+        let read = fs::read(file).unwrap_or_else(|e| panic!("{}: {e}: {}", file.display(), agent.log()));
+        assert_same(&bytes, &read, "with its secret again");
+    }
     agent.stop();
 }
 
