@@ -20,6 +20,7 @@ use super::catalog::{Ref, source_key};
 use super::checked_json;
 use super::keys::ObjectKind;
 use super::store::StoredObject;
+use crate::backoff::jittered;
 use crate::checkpoint::group::{CheckpointGroup, group};
 use crate::checkpoint::{CheckpointId, SavedCheckpoint};
 use crate::digest::Digest;
@@ -106,7 +107,7 @@ impl Mirror {
                 Ok(false) => {}
                 Err(error) => return Err(error),
             }
-            sleep(ENTRY_RETRY_WAIT * attempt).await;
+            sleep(jittered(ENTRY_RETRY_WAIT * attempt)).await;
         }
         let text = format!("the index entry of {} keeps being replaced; try again", published.id);
         Err(Error::new(Kind::Unavailable, text))
