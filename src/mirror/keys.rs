@@ -139,6 +139,18 @@ impl Mirror {
         }
     }
 
+    /// Refuses a mirror of another version or kind; there may be none. Credentials for the tenant's prefix alone can't see what kind it
+    /// is, and are not refused.
+    ///
+    /// # Errors
+    /// As [`exists`](Self::exists).
+    pub async fn check_format(&self) -> Result<()> {
+        match self.exists().await {
+            Err(error) if error.kind() != Kind::Refused => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     /// Creates the mirror if there is none yet.
     ///
     /// # Errors

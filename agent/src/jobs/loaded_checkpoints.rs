@@ -97,7 +97,9 @@ impl JobServices {
             )
         };
         let at = mounter.with_defaults(&mount).await?.mirror.ok_or_else(none)?;
-        Ok(mirror::open(&at, mounter.cache.clone())?)
+        let mirror = mirror::open(&at, mounter.cache.clone())?;
+        mirror.check_format().await?;
+        Ok(mirror)
     }
 }
 

@@ -44,7 +44,9 @@ pub async fn open(
         let snapshot = opened.map_err(|e| e.context(format!("{id} as it was when the job was submitted")))?;
         return Ok((ResolvedSnapshot { snapshot, resolved: id.to_string(), note: None }, Utc::now()));
     }
-    let chosen = mirror.choose_checkpoint(selector).await?;
+    let (checked, chosen) = tokio::join!(mirror.check_format(), mirror.choose_checkpoint(selector));
+    checked?;
+    let chosen = chosen?;
     let note = chosen.note("mounted");
     let ChosenCheckpoint { saved, manifest, .. } = chosen;
     let resolved = saved.id.to_string();

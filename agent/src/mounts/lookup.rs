@@ -204,12 +204,8 @@ async fn resolve_online(
 
 /// The snapshot that `uri` is mirrored as. Refuses a mirror of another version.
 async fn find(mirror: &Mirror, uri: &Uri, access: &Access, patterns: &Patterns) -> Result<Option<Ref>> {
-    let (exists, found) = tokio::join!(mirror.exists(), mirror::find(mirror, uri, access, patterns));
-    match exists {
-        // Credentials for the tenant's prefix alone can't see what kind of mirror it is.
-        Err(error) if error.kind() != Kind::Refused => Err(error),
-        _ => found,
-    }
+    let (checked, found) = tokio::join!(mirror.check_format(), mirror::find(mirror, uri, access, patterns));
+    checked.and(found)
 }
 
 /// Lists the origin for a snapshot of its present state.

@@ -122,12 +122,16 @@ impl CacheMirrorArgs {
         CacheHomeArgs { tenant, volumes_dir: self.volumes_dir.clone() }.home(&self.cache)
     }
 
-    /// Opens the mirror that is named, if any.
-    fn open(&self, home: &CacheHome) -> Result<Option<Mirror>> {
+    /// Opens the mirror that is named, if any. It need not exist.
+    async fn open(&self, home: &CacheHome) -> Result<Option<Mirror>> {
         self.access.check(&[], self.mirror.uri(), option_name)?;
         let request = self.mirror.request(&self.access, &[])?;
         let scratch = if home.exists() { home.path().to_owned() } else { std::env::temp_dir() };
-        Ok(request.map(|request| bdnfs_agent::mirror::open(&request, scratch)).transpose()?)
+        let mirror = request.map(|request| bdnfs_agent::mirror::open(&request, scratch)).transpose()?;
+        if let Some(mirror) = &mirror {
+            mirror.check_format().await?;
+        }
+        Ok(mirror)
     }
 }
 

@@ -6,5 +6,6 @@ mod checkpoints;
 mod damage;
 mod local_mirrors;
 mod publish;
+mod refusals;
 mod same_content;
 mod services;

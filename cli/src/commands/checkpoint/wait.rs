@@ -99,7 +99,11 @@ async fn wait_for(
 ) -> Result<CheckpointGroup> {
     let mut last_message = String::new();
     loop {
-        let now = match mirror.checkpoint_groups(Some(&selector.project), selector.job.as_deref()).await {
+        let groups = async {
+            mirror.check_format().await?;
+            mirror.checkpoint_groups(Some(&selector.project), selector.job.as_deref()).await
+        };
+        let now = match groups.await {
             Ok((groups, damaged)) => {
                 let group = newest(selector, &groups);
                 if let Some(group) = &group

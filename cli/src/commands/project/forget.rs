@@ -30,7 +30,7 @@ struct ForgottenNodes {
 /// Forgets the node.
 pub async fn run(args: ProjectForgetArgs) -> Result<()> {
     let home = args.target.home()?;
-    let Some(mirror) = args.target.open(&home)? else {
+    let Some(mirror) = args.target.open(&home).await? else {
         bail!("name the mirror that {home} is saved in with --mirror");
     };
     let reports = mirror.home_reports(&home.key()).await?;

@@ -38,7 +38,7 @@ struct RemovedCache {
 /// Removes the cache.
 pub async fn run(args: ProjectRemoveArgs) -> Result<()> {
     let home = args.target.home()?;
-    let mirror = args.target.open(&home)?;
+    let mirror = args.target.open(&home).await?;
     let is_saved = match &mirror {
         Some(mirror) => mirror.find(&home.key()).await?.is_some(),
         None => false,

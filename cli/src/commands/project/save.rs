@@ -66,7 +66,7 @@ pub async fn run(args: ProjectSaveArgs) -> Result<()> {
     if !home.exists() {
         bail!("{home} is not on this node; `bdnfs project ls` lists those that are");
     }
-    let Some(mirror) = args.target.open(&home)? else {
+    let Some(mirror) = args.target.open(&home).await? else {
         bail!("name the mirror that {home} is saved in with --mirror");
     };
     let busy = || anyhow!("{home} is being saved, or updated for a job; try again later");

@@ -49,7 +49,7 @@ struct CachingNode {
 pub async fn run(args: ProjectShowArgs) -> Result<()> {
     let home = args.target.home()?;
     let (mut saved, mut reports) = (None, Vec::new());
-    if let Some(mirror) = args.target.open(&home)? {
+    if let Some(mirror) = args.target.open(&home).await? {
         saved = mirror.find(&home.key()).await?;
         reports = mirror.home_reports(&home.key()).await?;
     }
