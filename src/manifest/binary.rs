@@ -34,6 +34,9 @@ pub(super) const FRAMES: u8 = 1;
 
 /// The entry of a blob whose origin has no path for it.
 pub(super) const NO_ENTRY: u32 = u32::MAX;
+/// The size of the largest manifest, in bytes. Ten million mirrored files of up to 1 MiB take 2 to 3 GB, 200 to 300 bytes each, and the
+/// checks of 64 TiB take 2 GiB. A larger one would take minutes to fetch, and the address space of whoever opens it.
+pub(super) const MAX_MANIFEST_BYTES: u64 = 4 << 30;
 /// The size of the largest blob, in bytes: what a file's offset (`off_t`) can tell.
 pub(super) const MAX_BLOB_BYTES: u64 = i64::MAX as u64;
 
@@ -95,6 +98,20 @@ pub(super) struct Sections {
     pub strings: Range<usize>,
 }
 
+/// Checks the size of a manifest, in bytes.
+///
+/// # Errors
+/// [`Kind::Unsupported`] when it is above [`MAX_MANIFEST_BYTES`].
+pub(super) fn check_size(len: u64) -> Result<()> {
+    if len <= MAX_MANIFEST_BYTES {
+        return Ok(());
+    }
+    let text = format!(
+        "a manifest has {len} bytes, and {MAX_MANIFEST_BYTES} at the most: its source has too many files"
+    );
+    Err(Error::new(Kind::Unsupported, text))
+}
+
 impl Header {
     /// The sections of a manifest that begins with this header and has `len` bytes in all.
     pub(super) fn sections(&self, len: usize) -> Result<Sections> {
@@ -110,6 +127,7 @@ impl Header {
                 return Err(Error::new(Kind::Unsupported, text));
             }
         }
+        check_size(len as u64)?;
         if self.entries.get() == 0 {
             return Err(corrupt("it has no root"));
         }

@@ -1,6 +1,48 @@
 //! Manifests that are newer, or lie.
 
+use std::borrow::Cow;
+
+use super::super::binary::MAX_MANIFEST_BYTES;
+use super::super::encoder::{BlobEntry, ManifestContents, encode};
 use super::*;
+
+/// Blobs whose versions have `bytes` bytes in all.
+struct LongVersions {
+    bytes: u64,
+}
+
+impl ManifestContents for LongVersions {
+    fn source(&self) -> &str {
+        ORIGIN
+    }
+
+    fn entries(&self, _: &mut dyn FnMut(Entry<'_>) -> Result<()>) -> Result<()> {
+        Ok(())
+    }
+
+    fn blobs(&self, each: &mut dyn FnMut(BlobEntry<'_>) -> Result<()>) -> Result<()> {
+        let version = vec![0; 1 << 20];
+        (0..self.bytes >> 20)
+            .try_for_each(|_| each(BlobEntry { version: Cow::Borrowed(&version), ..BlobEntry::empty() }))
+    }
+}
+
+#[test]
+fn manifest_above_its_largest_size_is_neither_written_nor_read() {
+    let mut out = Vec::new();
+    let written = encode(&LongVersions { bytes: MAX_MANIFEST_BYTES }, &mut out).expect_err("too large");
+    assert_eq!(written.kind(), Kind::Unsupported, "{written}");
+    assert!(out.is_empty(), "nothing of it is written");
+
+    let mut start = Vec::new();
+    listing(&[], &["a"]).finish(&mut start).expect("good");
+    let rest = start.len() as u64 - u64::from_le_bytes(start[32..40].try_into().expect("8 bytes"));
+    for (len, expected) in [(MAX_MANIFEST_BYTES, None), (MAX_MANIFEST_BYTES + 1, Some(Kind::Unsupported))] {
+        start[32..40].copy_from_slice(&(len - rest).to_le_bytes());
+        let checked = Manifest::check_start(&start, len as usize);
+        assert_eq!(checked.err().map(|error| error.kind()), expected, "{len} bytes");
+    }
+}
 
 #[test]
 fn manifest_of_newer_version_is_refused() {

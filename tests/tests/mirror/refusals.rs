@@ -1,6 +1,7 @@
 //! Mirrors that are refused: of another version or kind, or with what cannot be a manifest.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 
 use axum::http::Method;
 use bdnfs_tests::MIB;
@@ -89,6 +90,32 @@ fn object_that_is_no_manifest_is_refused_after_its_first_bytes() {
     let line =
         env.machine.try_mount("s3://bucket", &env.machine.directory("mnt"), &["--mirror", "s3://mirror"]);
     assert!(line.err.contains("it does not begin like one"), "{}", line.err);
+    let fetched = env.s3.requests.of(Method::GET, |path| path.contains("/manifests/"));
+    assert!(fetched.bytes <= 64 << 20, "{} bytes of it were fetched", fetched.bytes);
+}
+
+/// The header of a manifest of `len` bytes in all: with a root, and strings.
+fn header(len: u64) -> Vec<u8> {
+    let (version, entries, blobs, source_len) = (1u32, 1u32, 0u32, 0u32);
+    let (hashes, strings) = (0u64, len - 64 - 48);
+    let words = [version, entries, blobs, source_len].map(u32::to_le_bytes).concat();
+    let counts = [hashes, strings, 0, 0, 0].map(u64::to_le_bytes).concat();
+    [&b"BDNFSMAN"[..], &words, &counts].concat()
+}
+
+#[test]
+fn manifest_above_its_largest_size_is_refused_after_its_first_bytes() {
+    let env = TestEnv::new();
+    env.put("weights", MIB);
+    env.mirror();
+    let path = &objects(&mirror(&env), "manifests")[0];
+    let manifest = File::options().write(true).truncate(true).open(path).unwrap();
+    manifest.set_len(8 << 30).unwrap();
+    manifest.write_all_at(&header(8 << 30), 0).unwrap();
+    env.machine
+        .try_mount("s3://bucket", &env.machine.directory("mnt"), &["--mirror", "s3://mirror"])
+        .fails(&["a manifest has 8589934592 bytes, and 4294967296 at the most"]);
+    run(&env.machine, "mirror verify --mirror s3://mirror").fails(&["4294967296 at the most"]);
     let fetched = env.s3.requests.of(Method::GET, |path| path.contains("/manifests/"));
     assert!(fetched.bytes <= 64 << 20, "{} bytes of it were fetched", fetched.bytes);
 }
