@@ -20,6 +20,9 @@ use crate::tools::{cannot_run, program, run};
 
 /// EXT4_IOC_SHUTDOWN (fs/ext4/ext4.h).
 const EXT4_IOC_SHUTDOWN: libc::c_ulong = 0x8004_587d;
+/// FIBMAP and FIGETBSZ (linux/fs.h): the number of a block of a file on its device, and the size of a block.
+const FIBMAP: libc::c_ulong = 1;
+const FIGETBSZ: libc::c_ulong = 2;
 /// How much of a store is filled at once, in bytes: a page.
 const FILLER_STEP: u64 = 4096;
 /// Without writing the journal first.
@@ -101,6 +104,46 @@ impl LoopDisk {
         disk.mount();
         run(program("fstrim").arg(disk.path()));
         Some(disk)
+    }
+
+    /// An empty disk of `size` bytes [of which an end can be lost](Self::lose_last_bytes).
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    pub fn without_journal(size: u64) -> Option<Self> {
+        let disk = Self::bare()?;
+        File::create(disk.image()).and_then(|image| image.set_len(size)).expect("an image");
+        // A journal lies in the middle of the disk, and what is written to it would grow the image again.
+        run(program("mkfs.ext4").args(["-q", "-F", "-O", "^has_journal"]).arg(disk.image()));
+        disk.mount();
+        Some(disk)
+    }
+
+    /// Makes the last `len` bytes of the one of `files` that lies behind the others on the disk unreadable, and returns it. What is
+    /// written there can be read again.
+    ///
+    /// # Panics
+    /// When these do not lie together, or it has a journal.
+    pub fn lose_last_bytes<'a>(&self, files: &'a [PathBuf], len: u64) -> &'a Path {
+        run(program("sync").arg("-f").arg(self.path()));
+        let extents = files.iter().map(|path| (device_blocks(path), path));
+        let ((mut blocks, block_bytes), path) =
+            extents.max_by_key(|((blocks, _), _)| blocks.iter().max().copied()).expect("a file");
+        blocks.sort_unstable();
+        let count = (len / block_bytes) as usize;
+        let lost = &blocks[blocks.len() - count..];
+        assert_eq!(lost[count - 1] - lost[0] + 1, count as u64, "{} is in pieces", path.display());
+        let image = File::options().write(true).open(self.image()).expect("an image");
+        image.set_len(lost[0] * block_bytes).expect("an image");
+        path
+    }
+
+    /// The length of its image, in bytes: it grows when something is written behind what was [lost](Self::lose_last_bytes).
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn image_bytes(&self) -> u64 {
+        fs::metadata(self.image()).expect("an image").len()
     }
 
     /// A disk that is still to be made.
@@ -213,6 +256,20 @@ impl LoopDisk {
         eventually("the disk is let go", || unmount(self.path(), UnmountFlags::empty()).is_ok());
         self.mount();
     }
+}
+
+/// The numbers of all blocks of the file at `path` on its device, and the size of a block in bytes.
+fn device_blocks(path: &Path) -> (Vec<u64>, u64) {
+    let file = File::open(path).expect("a file");
+    let ask = |request, mut value: libc::c_int| {
+        // SAFETY: both requests read and write one int through the pointer, which points to one that outlives the call.
+        let done = unsafe { libc::ioctl(file.as_raw_fd(), request, &raw mut value) };
+        assert_eq!(done, 0, "{}: {}", path.display(), std::io::Error::last_os_error());
+        u64::try_from(value).expect("a number")
+    };
+    let block_bytes = ask(FIGETBSZ, 0);
+    let count = file.metadata().expect("a file").len().div_ceil(block_bytes);
+    ((0..count).map(|index| ask(FIBMAP, index as libc::c_int)).collect(), block_bytes)
 }
 
 impl Drop for LoopDisk {

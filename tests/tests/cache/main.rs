@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
 
+mod bad_blocks;
 mod broken_disk;
 mod commands;
 mod disk_full;
