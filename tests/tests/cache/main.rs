@@ -8,6 +8,7 @@ mod commands;
 mod disk_full;
 mod hostile_files;
 mod lazy;
+mod memory;
 mod offline;
 mod power_loss;
 mod random_pages;
