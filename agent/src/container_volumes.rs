@@ -13,7 +13,7 @@
 
 mod cache_use;
 mod checkpoint_volume;
-mod container_volume;
+pub(crate) mod container_volume;
 mod end_of_use;
 mod restore;
 

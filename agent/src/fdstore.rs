@@ -33,6 +33,8 @@ mod wire;
 use std::time::Duration;
 
 pub use client::{FdStore, StoredMount};
+#[cfg(feature = "fuzz")]
+pub(crate) use {note::unpack, wire::Message, wire::decode};
 
 /// How often an agent says that it is alive.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);

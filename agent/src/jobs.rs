@@ -36,3 +36,5 @@ mod volume_limits;
 
 pub use job_caches::check_cache_places;
 pub use queue::JobQueue;
+#[cfg(feature = "fuzz")]
+pub(crate) use record::JobRecord;

@@ -77,6 +77,8 @@ mod context;
 mod deploy;
 mod durable;
 pub mod fdstore;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 mod hooks;
 pub mod jobs;
 mod lifecycle;

@@ -29,6 +29,8 @@ pub use history::SourceHistory;
 pub use manager::MountManager;
 pub use mount::ManagedMount;
 pub use mounter::{MountDefaults, Mounter};
+#[cfg(feature = "fuzz")]
+pub(crate) use record::MountRecord;
 pub use record::{REQUEST_SECRETS, recorded_mountpoints};
 pub use resolved_snapshot::ResolvedSnapshot;
 pub use restore::{MountPurpose, restore};

@@ -49,7 +49,7 @@ use crate::records::Records;
 use base::Bases;
 use bind::BindTarget;
 use publication::Publication;
-use record::PublicationRecord;
+pub(crate) use record::PublicationRecord;
 use unreadable_records::UnreadableRecords;
 
 pub use cdi::is_device_name;

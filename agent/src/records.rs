@@ -197,17 +197,21 @@ fn file_name(name: &str) -> OsString {
 }
 
 fn read<T: DeserializeOwned>(directory: &CacheDirectory, name: &OsStr) -> io::Result<T> {
+    decode(&io::read_to_string(directory.file(name, OFlags::RDONLY)?)?)
+}
+
+/// The record in the `text` of its file.
+pub fn decode<T: DeserializeOwned>(text: &str) -> io::Result<T> {
     #[derive(Deserialize)]
     struct Head {
         version: u32,
     }
-    let text = io::read_to_string(directory.file(name, OFlags::RDONLY)?)?;
     // The version first: another one may have another shape.
-    let Head { version } = serde_json::from_str(&text)?;
+    let Head { version } = serde_json::from_str(text)?;
     if version != VERSION {
         return Err(io::Error::other(format!("its version is {version}, this program knows {VERSION}")));
     }
-    Ok(serde_json::from_str::<RecordFile<T>>(&text)?.record)
+    Ok(serde_json::from_str::<RecordFile<T>>(text)?.record)
 }
 
 #[cfg(test)]

@@ -27,6 +27,8 @@ pub const DECODERS: &[(&str, Decoder)] = &[
     ("zstd-frame", formats::zstd_frame),
     ("presence-map", formats::presence_map),
     ("fuse-request", formats::fuse_request),
+    ("fdstore-message", bdnfs_agent::fuzz::fdstore_message),
+    ("agent-record", bdnfs_agent::fuzz::record),
     ("peer-request", peers::request),
     ("peer-response", peers::response),
     ("config-yaml", configuration::yaml),

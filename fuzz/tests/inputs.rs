@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use bdnfs::manifest::Manifest;
 use bdnfs_fuzz::DECODERS;
 
 #[test]
@@ -22,4 +23,19 @@ fn decoders_of_known_inputs_do_not_panic() {
         }
         decode(b"");
     }
+}
+
+#[test]
+fn manifests_to_begin_with_have_packs_and_frames() {
+    let inputs = Path::new(env!("CARGO_MANIFEST_DIR")).join("inputs/manifest");
+    let (mut has_pack, mut has_frames) = (false, false);
+    for file in fs::read_dir(inputs).expect("a directory") {
+        let bytes = fs::read(file.expect("an entry").path()).expect("a file");
+        let Ok(manifest) = Manifest::from_bytes(bytes) else { continue };
+        for index in 0..manifest.blobs() {
+            has_pack |= manifest.parts(index).is_ok_and(|parts| parts.len() > 1);
+            has_frames |= manifest.blob(index).is_ok_and(|blob| blob.stored.ends.is_some());
+        }
+    }
+    assert!(has_pack && has_frames, "a fuzzer would meet these by chance");
 }

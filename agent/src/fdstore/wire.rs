@@ -109,8 +109,12 @@ fn receive_with(socket: BorrowedFd<'_>, flags: RecvFlags) -> io::Result<Option<(
     if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a message was truncated"));
     }
-    let message = serde_json::from_slice(&bytes[..received.bytes]).unwrap_or(Message::Unknown);
-    Ok(Some((message, descriptors)))
+    Ok(Some((decode(&bytes[..received.bytes]), descriptors)))
+}
+
+/// The message that was sent as these bytes.
+pub fn decode(bytes: &[u8]) -> Message {
+    serde_json::from_slice(bytes).unwrap_or(Message::Unknown)
 }
 
 /// Whether a process of this user, or of root, is at the other end.
