@@ -3,14 +3,19 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::thread;
 
+use axum::http::Method;
 use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::drop_caches;
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::proxy::{NetworkFault, TcpProxy};
 use bdnfs_tests::test_env::TestEnv;
 use bdnfs_tests::tools::{STUCK_TIMEOUT, program, run, with_timeout};
 use bdnfs_tests::tree::{assert_same, assert_same_tree, content, write_file};
 use bdnfs_tests::web::{WebDialect, WebServer};
+use serde_json::json;
 use tempfile::TempDir;
 
 /// Reads `path` in the middle and then all of it while its source is another one.
@@ -59,28 +64,67 @@ fn local_file_changed_under_mount_fails_with_ebadmsg() {
     });
 }
 
+/// The SHA-256 of a file, as an index has it.
+fn sha256(directory: &Path, name: &str) -> String {
+    let sum = run(program("sha256sum").arg(name).current_dir(directory));
+    sum.split(' ').next().unwrap().to_owned()
+}
+
 #[test]
 fn web_file_without_validators_changed_under_mount_is_read_in_one_state() {
-    let root = TempDir::new().unwrap();
-    let bytes = write_file(root.path(), "model.safetensors", 64 * MIB);
-    let sums = run(program("sha256sum").arg("model.safetensors").current_dir(root.path()));
-    fs::write(root.path().join("SHA256SUMS"), sums).unwrap();
-    let web = WebServer::with_dialect(WebDialect::LighttpdWithoutMimeType, root.path());
-    let machine = Machine::new();
-    let point = machine.mount(web.url("SHA256SUMS"), "mnt");
-    let (path, mut page) = (point.join("model.safetensors"), vec![0; 4096]);
-    File::open(&path).unwrap().read_exact_at(&mut page, 1000).unwrap();
-    assert_same(&bytes[1000..5096], &page, "before the change");
-    write_file(root.path(), "new", 64 * MIB);
-    fs::rename(root.path().join("new"), root.path().join("model.safetensors")).unwrap();
-    drop_caches();
-    assert_same(&bytes, &fs::read(&path).unwrap(), "after the change");
+    const NAMES: [&str; 3] = ["first.safetensors", "second.safetensors", "third.safetensors"];
+    for index in ["SHA256SUMS", "bdnfs.json"] {
+        let root = TempDir::new().unwrap();
+        let contents = NAMES.map(|name| write_file(root.path(), name, 32 * MIB));
+        let sums = NAMES.map(|name| sha256(root.path(), name));
+        let entries = NAMES.iter().zip(&sums);
+        let text = match index {
+            "bdnfs.json" => {
+                let entry = |(name, sum)| json!({ "path": name, "size": 32 * MIB, "sha256": sum });
+                json!({ "files": entries.map(entry).collect::<Vec<_>>() }).to_string()
+            }
+            _ => entries.map(|(name, sum)| format!("{sum}  {name}\n")).collect(),
+        };
+        fs::write(root.path().join(index), text).unwrap();
+        let web = WebServer::with_dialect(WebDialect::LighttpdWithoutMimeType, root.path());
+        let proxy = TcpProxy::start(web.server.address());
+        let change = |name: &str| {
+            fs::write(root.path().join("new"), content("changed", 32 * MIB)).unwrap();
+            fs::rename(root.path().join("new"), root.path().join(name)).unwrap();
+        };
+        let fetched = |name: &str| web.requests.of(Method::GET, |path| path.ends_with(name)).bytes;
+        let machine = Machine::new();
+        let point = machine.mount(format!("{}/{index}", proxy.url()), "mnt");
 
-    // Another cache has nothing of it, and what comes is not what the index says.
-    let other = Machine::new();
-    let point = other.mount(web.url("SHA256SUMS"), "mnt");
-    let error = fs::read(point.join("model.safetensors")).unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(libc::EBADMSG), "{error}");
+        // What was read before the change is local: the reader has waited for all of it.
+        let (path, mut page) = (point.join(NAMES[0]), vec![0; 4096]);
+        File::open(&path).unwrap().read_exact_at(&mut page, 1000).unwrap();
+        assert_same(&contents[0][1000..5096], &page, "before the change");
+        change(NAMES[0]);
+        drop_caches();
+        assert_same(&contents[0], &fs::read(&path).unwrap(), "after the change");
+
+        // What changes while it is fetched, and what changed before, is not what the index says.
+        proxy.set(NetworkFault { rate: Some(2 << 20), ..NetworkFault::default() });
+        let reader = thread::spawn({
+            let path = point.join(NAMES[1]);
+            move || fs::read(path)
+        });
+        eventually("a part of it has come", || fetched(NAMES[1]) > 4 * MIB as u64);
+        change(NAMES[1]);
+        change(NAMES[2]);
+        proxy.set(NetworkFault::default());
+        let errors = [reader.join().unwrap(), fs::read(point.join(NAMES[2]))];
+        for (name, error) in NAMES[1..].iter().zip(errors) {
+            let error = error.unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EBADMSG), "{index}, {name}: {error}");
+        }
+
+        // Another cache has nothing of it.
+        let other = Machine::new();
+        let error = fs::read(other.mount(web.url(index), "mnt").join(NAMES[0])).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBADMSG), "{error}");
+    }
 }
 
 #[test]
