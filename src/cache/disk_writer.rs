@@ -122,6 +122,8 @@ fn stalled() -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     #[test]
@@ -129,8 +131,11 @@ mod tests {
         let writer = DiskWriter::start().expect("threads");
         assert_eq!(writer.run(|| Ok(5)).expect("written"), 5);
         let (thaw, frozen) = bounded::<()>(0);
+        let began = Instant::now();
         let error = writer.run(move || Ok(frozen.recv().is_ok())).expect_err("late");
         assert_eq!(error.kind(), Kind::Busy);
+        // A machine that is busy makes ticks longer.
+        assert!((1..5).contains(&began.elapsed().as_secs()), "it was given up after {:?}", began.elapsed());
         assert!(writer.is_stalled());
         assert_eq!(writer.run(|| Ok(())).expect_err("the disk is stalled").kind(), Kind::Busy);
         thaw.send(()).expect("it waits");

@@ -3,6 +3,7 @@
 use super::*;
 use crate::cache::removal::RemovalListener;
 use crate::cache::removal_marks::Removal;
+use crate::extent::{MAX_EXTENT_BLOCKS, Pace};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn content_with_wrong_sha256_is_discarded() {
@@ -41,6 +42,30 @@ async fn content_of_one_flight_with_flipped_bytes_delivers_none() {
     fixture.expect(&content, 0..size).await;
     assert_eq!(lied_once.requests.load(Relaxed), 2);
     content.became_whole().await.expect("it is right");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn content_is_compared_first_up_to_four_mib_and_up_to_sixteen_of_a_fast_origin() {
+    let fast = (MAX_EXTENT_BLOCKS, Duration::from_millis(200), Duration::from_millis(8));
+    let slow = (1, Duration::from_millis(1), Duration::from_secs(2));
+    for ((requested, latency, flow), blocks, is_compared) in
+        [(fast, 16, true), (fast, 17, false), (slow, 4, true), (slow, 5, false)]
+    {
+        let mut fixture = ContentFixture::new();
+        fixture.bytes = (0..blocks * BLOCK).map(|at| (at ^ (at >> 9)) as u8).collect();
+        let blob = Blob { sha256: sha256(&fixture.bytes), size: blocks * BLOCK, ..fixture.blob(false) };
+        let mut pace = Pace::default();
+        (0..50).for_each(|_| pace.observe(latency, 8 << 20, flow));
+        assert_eq!(pace.blocks(), requested);
+        let tier = ScriptedTier::new(&fixture.bytes, &[Fault::Lie], true);
+        let ladder = Ladder::new(vec![tier], Arc::default(), Arc::default()).with_pace(pace);
+        let content = fixture.content_of(blob, None, ladder);
+        let read = content.read(5..10, Some(0)).await.map(|pieces| pieces.concat());
+        match is_compared {
+            true => assert_eq!(read.expect_err("flipped").kind(), Kind::Corrupt, "{blocks} of {requested}"),
+            false => assert_ne!(read.expect("it is read while it arrives"), fixture.bytes[5..10]),
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
