@@ -1,13 +1,13 @@
 //! The program under test: the real binary, with a cache, mountpoints and an environment of its own.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
 
 use crate::command_output::CommandOutput;
 use crate::mount_namespace::MountNamespace;
@@ -161,12 +161,13 @@ impl Machine {
 
     /// Runs `command` to its end.
     pub fn run_command(&self, mut command: Command) -> CommandOutput {
-        let (out, err) = (self.home.path().join("stdout"), self.home.path().join("stderr"));
-        // Files and not pipes: what is left running must not be waited for.
-        command.stdout(File::create(&out).expect("a file")).stderr(File::create(&err).expect("a file"));
+        // Files and not pipes: what is left running must not be waited for. Each command has its own: several run at once.
+        let [out, err] = [(); 2].map(|()| NamedTempFile::new_in(self.home.path()).expect("a file"));
+        command.stdout(out.reopen().expect("a file")).stderr(err.reopen().expect("a file"));
         let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
         let status = wait_for_exit(&mut child, &format!("{command:?}"));
-        let text = |path: &Path| String::from_utf8_lossy(&fs::read(path).expect("its output")).into_owned();
+        let text =
+            |file: &NamedTempFile| String::from_utf8_lossy(&fs::read(file).expect("its output")).into_owned();
         CommandOutput { code: status.code(), out: text(&out), err: text(&err) }
     }
 
