@@ -28,6 +28,9 @@ pub struct WaitArgs {
     /// The condition to wait for
     #[arg(long, value_enum, default_value_t = WaitCondition::Ready)]
     until: WaitCondition,
+    /// Of a mount: also read and verify what was local before
+    #[arg(long)]
+    verify: bool,
     /// Timeout, such as 90s or 12h. Default: none
     #[arg(long, value_name = "DURATION", value_parser = text::parse_duration)]
     timeout: Option<Duration>,
@@ -37,6 +40,7 @@ pub struct WaitArgs {
 
 const EXAMPLES: &str = "Examples:
   bdnfs wait /mnt/model --timeout 30m && exec python serve.py
+  bdnfs wait /mnt/model --verify
   bdnfs wait 7 --until ready
   bdnfs wait llama
 A mount that is not staged is staged. A job is ready when its commands run.";
@@ -44,13 +48,17 @@ A mount that is not staged is staged. A job is ready when its commands run.";
 /// Waits for the condition.
 pub fn run(args: &WaitArgs) -> Result<()> {
     let target = &args.target;
+    if args.verify && args.until != WaitCondition::Ready {
+        bail!("--verify needs --until ready, which is the default");
+    }
     runtime::block_on(async {
         let waited = async {
             match target.parse() {
-                Ok(id) => job(&args.agent.client()?, id, args.until).await,
                 Err(_) if target.contains('/') || mountpoint::is_mounted(Path::new(target)) => {
-                    mount(Path::new(target), args.until).await
+                    mount(Path::new(target), args.until, args.verify).await
                 }
+                _ if args.verify => bail!("--verify is for mounts only"),
+                Ok(id) => job(&args.agent.client()?, id, args.until).await,
                 Err(_) => source(&args.agent.client()?, target, args.until).await,
             }
         };
@@ -80,7 +88,8 @@ async fn source(client: &Client, name: &str, until: WaitCondition) -> Result<()>
     Ok(())
 }
 
-async fn mount(path: &Path, until: WaitCondition) -> Result<()> {
+/// Waits for the mount at `path`; `verify`: what was local before is verified, too.
+async fn mount(path: &Path, until: WaitCondition, verify: bool) -> Result<()> {
     let path: PathBuf = mountpoint::resolve(path)?;
     let MountHealth::Alive(socket) = probe::mount(&path) else {
         bail!("{}: not a bdnfs mount, or it does not respond; `bdnfs status` lists them", path.display());
@@ -92,7 +101,7 @@ async fn mount(path: &Path, until: WaitCondition) -> Result<()> {
     if until != WaitCondition::Ready {
         return Ok(client.await_end(id).await?);
     }
-    let mut staging = client.stage(id, false).await?;
+    let mut staging = client.stage(id, verify).await?;
     loop {
         match staging.state {
             StageState::Running => staging = client.staging(id).await?,

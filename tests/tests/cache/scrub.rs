@@ -235,6 +235,26 @@ fn mount_wait_verify_on_rotten_blob_fetches_it_again() {
 }
 
 #[test]
+fn wait_verify_on_a_staged_mount_with_a_rotten_blob_repairs_it() {
+    let env = TestEnv::new();
+    let bytes = env.put("model", 2 * MIB);
+    let agent = env.machine.agent("scrub_interval = \"0s\"");
+    let point = env.machine.mount_with("s3://bucket", "mnt", &["--wait"]);
+    flip_byte(&largest_file(&env.machine.cache().join("tenants")), MIB as u64 + 5);
+    drop_caches();
+    let wait = |options: &[&str]| env.machine.run(&[&["wait", point.to_str().unwrap()], options].concat());
+    wait(&[]).succeeds();
+    assert_ne!(fs::read(point.join("model")).unwrap(), bytes, "a stage that is done reads nothing again");
+    wait(&["--verify", "--timeout", "90s"]).succeeds();
+    assert_same(&bytes, &fs::read(point.join("model")).unwrap(), "what was verified");
+    wait(&["--verify", "--until", "ended"]).fails(&["--verify needs --until ready"]);
+    let cache = env.machine.cache().to_str().unwrap();
+    let other = env.machine.run(&["wait", "7", "--verify", "--cache-dir", cache]);
+    other.fails(&["waiting for 7", "--verify is for mounts only"]);
+    agent.stop();
+}
+
+#[test]
 fn mount_wait_verify_via_native_makes_a_rotten_pack_anew() {
     let env = TestEnv::new();
     let contents = [0, 1, 2, 3, 4].map(|number| env.put(&format!("model{number}"), MIB / 2));
