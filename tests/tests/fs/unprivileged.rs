@@ -91,6 +91,24 @@ fn mount_without_permission_says_why() {
 }
 
 #[test]
+fn mount_where_dev_fuse_is_missing_says_so() {
+    let namespace = MountNamespace::new();
+    let machine = Machine::new().in_mounts(&namespace);
+    let source = machine.directory("source");
+    write_file(&source, "file", 5000);
+    machine.run_command(machine.program("mount", &["-t", "tmpfs", "tmpfs", "/dev"])).succeeds();
+    assert!(!namespace.path("/dev/fuse").exists());
+    let point = machine.directory("mnt");
+    for options in [&[][..], &["--foreground"]] {
+        let ran = machine.try_mount(&source, &point, options);
+        assert!(!ran.err.contains("Invalid argument"), "{}", ran.err);
+        ran.fails(&["/dev/fuse not found", "modprobe fuse", "--device /dev/fuse"]);
+    }
+    assert_eq!(namespace.mounted(), [""; 0]);
+    assert!(machine.agent_pids().is_empty());
+}
+
+#[test]
 fn mount_where_dev_fuse_is_another_file_says_so() {
     for file in ["/dev/null", "/etc/hostname"] {
         let namespace = MountNamespace::new();
