@@ -17,6 +17,7 @@ use std::time::SystemTime;
 
 use axum::Router;
 use axum::extract::{Request, State};
+use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -75,6 +76,11 @@ impl S3Server {
         self.store.unconditional.store(true, Ordering::Relaxed);
     }
 
+    /// Lets everybody read `bucket` from now on. Requests that are signed still need accepted keys, as on AWS.
+    pub fn allow_anonymous_reads(&self, bucket: &str) {
+        *self.store.public.lock() = Some(bucket.to_owned());
+    }
+
     /// Is in `region` from now on, and answers requests that are signed for another as AWS does.
     pub fn move_to(&self, region: &str) {
         *self.store.region.lock() = Some(region.to_owned());
@@ -112,6 +118,8 @@ struct BucketStore {
     /// The keys that are accepted, and until when.
     admitted: Mutex<Vec<(Keys, Option<SystemTime>)>>,
     odd: Mutex<BTreeMap<(String, String), PathBuf>>,
+    /// The bucket that everybody may read, if there is one.
+    public: Mutex<Option<String>>,
     /// Whether the conditions of writes are ignored.
     unconditional: AtomicBool,
     /// The region that requests have to be signed for, if that matters.
@@ -204,12 +212,15 @@ async fn route(store: &Arc<BucketStore>, request: Request) -> S3Result {
             (StatusCode::MOVED_PERMANENTLY, [("x-amz-bucket-region", region.to_owned())]).into_response()
         );
     }
-    if !store.open {
-        store.verify(&head)?;
-    }
     let path = percent_decode_str(head.uri.path().trim_start_matches('/')).decode_utf8();
     let path = path.map_err(|_| S3Error(StatusCode::BAD_REQUEST, "InvalidURI"))?.into_owned();
     let (bucket, key) = path.split_once('/').unwrap_or((&path, ""));
+    let is_public = store.public.lock().as_deref() == Some(bucket)
+        && matches!(head.method, Method::GET | Method::HEAD)
+        && !head.headers.contains_key(AUTHORIZATION);
+    if !store.open && !is_public {
+        store.verify(&head)?;
+    }
     let query = S3Query::new(head.uri.query().unwrap_or_default());
     if !store.root.join(bucket).is_dir() {
         return Err(S3Error(StatusCode::NOT_FOUND, "NoSuchBucket"));

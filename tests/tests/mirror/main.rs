@@ -5,6 +5,7 @@
 mod checkpoints;
 mod damage;
 mod local_mirrors;
+mod public_mirrors;
 mod publish;
 mod refusals;
 mod same_content;
