@@ -148,14 +148,19 @@ impl Client {
         Q: Serialize,
         A: DeserializeOwned,
     {
-        let alive = within(LIVENESS_TIMEOUT, self.read::<Health>("/healthz")).await;
-        match alive.ok_or_else(|| ClientError::Unresponsive(self.socket.clone()))? {
-            Err(error) if error.is_gone() => return Err(error),
-            // Any other answer says that it lives.
-            _ => {}
-        }
+        self.check_alive().await?;
         let (_, answer) = self.exchange(method, path, body).await?;
         serde_json::from_slice(&answer).map_err(|e| self.broken(e.into()))
+    }
+
+    /// Fails if the agent is gone or hangs: what it is asked for next may take long.
+    async fn check_alive(&self) -> Result<(), ClientError> {
+        let alive = within(LIVENESS_TIMEOUT, self.read::<Health>("/healthz")).await;
+        match alive.ok_or_else(|| ClientError::Unresponsive(self.socket.clone()))? {
+            Err(error) if error.is_gone() => Err(error),
+            // Any other answer says that it lives.
+            _ => Ok(()),
+        }
     }
 
     /// What the agent answers from its memory.

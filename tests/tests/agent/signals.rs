@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
-use std::thread::sleep;
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use bdnfs_tests::freezer::FrozenProcess;
@@ -19,6 +19,9 @@ use serde_json::Value;
 
 const FROZEN: NetworkFault =
     NetworkFault { frozen: true, delay: Duration::ZERO, rate: None, cut: None, refuse: false };
+
+/// The ten seconds after which a command gives up an agent that hangs, and what a busy machine adds.
+const HUNG_AGENT_TIMEOUT: Duration = Duration::from_secs(25);
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
@@ -79,20 +82,53 @@ fn commands_for_a_hung_agent_fail_and_name_it() {
     let machine = Machine::new();
     let source = machine.directory("source");
     write_file(&source, "file", 5000);
-    machine.mount(&source, "mnt");
+    let point = machine.mount(&source, "mnt");
     let second = machine.directory("second");
+    let job = machine.directory("etc").join("job.toml");
+    fs::write(&job, "[runtime]\nstart_commands = [\"true\"]\n").unwrap();
     let cache = text(machine.cache());
     let frozen = FrozenProcess::new(machine.agent_pids()[0]);
-    for arguments in [
-        &["mount", text(&source), text(&second), "--cache-dir", cache][..],
-        &["cache", "summarize", "--cache-dir", cache],
-        &["cache", "verify", "--cache-dir", cache],
-    ] {
-        machine.run(arguments).fails(&["does not respond within 10 s"]);
-    }
-    machine.run(&["top", "--once", "--cache-dir", cache]).fails(&["does not respond"]);
+    let late = format!("the agent at {cache}/control.sock does not respond within 10 s");
+    let gone = format!("{}: not a bdnfs mount, or it does not respond", text(&point));
+    let of_agent = [
+        &["mount", text(&source), text(&second)][..],
+        &["cache", "summarize"],
+        &["cache", "verify"],
+        &["cache", "pin", text(&source)],
+        &["cache", "unpin", text(&source)],
+        &["cache", "evict", text(&source)],
+        &["job", "run", text(&job)],
+        &["job", "submit", text(&job)],
+        &["job", "ls"],
+        &["job", "show", "1"],
+        &["job", "wait", "1"],
+        &["job", "logs", "1"],
+        &["job", "stop", "1"],
+        &["wait", "1"],
+        &["wait", "name"],
+    ];
+    let of_agent = of_agent.map(|words| ([words, &["--cache-dir", cache]].concat(), late.as_str()));
+    let others = [
+        (vec!["top", "--once", "--cache-dir", cache], "does not respond"),
+        (vec!["umount", text(&point)], "mount does not respond; use `bdnfs umount --lazy"),
+        (vec!["wait", text(&point)], &gone),
+    ];
+    // All at once: most of them take their ten seconds.
+    thread::scope(|scope| {
+        for (arguments, named) in of_agent.into_iter().chain(others) {
+            let machine = &machine;
+            scope.spawn(move || {
+                let begin = Instant::now();
+                let ran = machine.run(&arguments);
+                assert!(begin.elapsed() < HUNG_AGENT_TIMEOUT, "{arguments:?}: {:?}", begin.elapsed());
+                assert!(ran.code != Some(0) && ran.err.contains(named), "{arguments:?}: {ran:?}");
+                ran.fails(&[named]);
+            });
+        }
+    });
     drop(frozen);
     machine.run(&["cache", "summarize", "--cache-dir", cache]).succeeds();
+    machine.umount(&point);
 }
 
 #[test]

@@ -38,6 +38,7 @@ impl Client {
     /// A job's output, from byte `from` on. With `wait` it may take a moment until there is something.
     pub async fn log(&self, id: u64, from: u64, wait: bool) -> Result<LogChunk, ClientError> {
         let path = format!("/v1/jobs/{id}/log?from={from}&wait={wait}");
+        self.check_alive().await?;
         let (head, body) = self.exchange(Method::GET, &path, None::<&()>).await?;
         let begins = head.get(LOG_OFFSET_HEADER).and_then(|value| value.to_str().ok()?.parse().ok());
         let is_stderr = head.get(LOG_STREAM_HEADER).is_some_and(|value| value == OutputStream::Stderr.name());
