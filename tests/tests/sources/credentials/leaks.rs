@@ -59,6 +59,18 @@ fn secrets_in_use_are_in_no_output_process_or_file() {
         ran.succeeds();
         compare_names(&point);
     }
+    // A mirror of all that takes a secret, in a directory.
+    let mirror = machine.directory("mirror");
+    let url = format!("file://{}", mirror.display());
+    for (uri, options) in [
+        ("s3://bucket", &["--secret", "aws"][..]),
+        ("s3://bucket/w", &["--auth", "AWS_ASSUME_ROLE", "--role", "arn"]),
+        (&web.url("w"), &["--secret", "web"]),
+    ] {
+        let ran = machine.run(&[&["mirror", "add", uri, "--mirror", &url, "-vvv"], options].concat());
+        said.extend([ran.out.clone(), ran.err.clone()]);
+        ran.succeeds();
+    }
     let agents: Vec<_> = machine.agent_pids().iter().map(|pid| pid.as_raw_nonzero().get()).collect();
     assert_eq!(agents.len(), 1);
     let planted = [TOKEN, &keys.secret, STS_SECRET];
@@ -89,11 +101,19 @@ fn secrets_in_use_are_in_no_output_process_or_file() {
     for text in said {
         assert_eq!(holds(text.as_bytes()), None, "{text}");
     }
+    assert_eq!(files_with(&planted, &[machine.cache(), &mirror]), "", "files that hold a secret");
+    // What manifests hold is found so.
+    for name in ["s3://bucket", &web.url("w")] {
+        assert!(files_with(&[name], &[&mirror]).contains("/manifests/"), "{name}");
+    }
+}
+
+/// The files below `directories` that hold one of `texts`.
+fn files_with(texts: &[&str], directories: &[&Path]) -> String {
     let mut grep = program("grep");
     grep.args(["-r", "-a", "-s", "-l", "-F"]);
-    planted.iter().for_each(|secret| _ = grep.args(["-e", secret]));
-    let output = grep.arg(machine.cache()).output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "", "files of the cache that hold a secret");
+    texts.iter().for_each(|text| _ = grep.args(["-e", text]));
+    String::from_utf8_lossy(&grep.args(directories).output().unwrap().stdout).into_owned()
 }
 
 /// Reads all that is there.
