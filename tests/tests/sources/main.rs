@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails where something is not as it expects")]
 
+mod certificates;
 mod cloud_faults;
 mod clouds;
 mod configuration;
