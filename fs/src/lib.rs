@@ -383,12 +383,12 @@ impl RemovalListener for Filesystem {
         let Some(filesystem) = self.itself.upgrade().filter(|_| !files.is_empty()) else { return };
         tracing::warn!(%key, files = files.len(), "damaged data is read anew");
         self.snapshot.stage_again();
-        let removal = removal.clone();
+        let (removal, invalidation) = (removal.clone(), removal.begin_invalidation());
         self.runtime.spawn(async move {
             for index in files {
                 filesystem.files.renew(index).await;
             }
-            drop(removal);
+            drop((invalidation, removal));
         });
     }
 }

@@ -8,8 +8,9 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rustix::fs::{AtFlags, OFlags};
 
 use crate::blob::Key;
@@ -24,6 +25,9 @@ pub(super) struct RemovalMarks {
     live: Mutex<HashMap<Key, Weak<Mark>>>,
     /// Whether this process serves all mounts that there are: its listeners are all that have to be told.
     serves_all: AtomicBool,
+    /// How many [`Invalidation`]s are under way.
+    invalidations: Mutex<usize>,
+    invalidated: Condvar,
 }
 
 /// A removal of damaged content, which is marked on the disk until the last clone of this is dropped.
@@ -36,9 +40,26 @@ impl Removal {
         &self.0.key
     }
 
+    /// Begins to drop what the kernel caches of the content, for one mount; until the guard is dropped.
+    pub fn begin_invalidation(&self) -> Invalidation {
+        *self.0.marks.invalidations.lock() += 1;
+        Invalidation(Arc::clone(&self.0.marks))
+    }
+
     /// Leaves the mark to the next process: not all who served the content can be told.
     pub fn leave_mark(&self) {
         self.0.is_left.store(true, Relaxed);
+    }
+}
+
+/// The kernel is dropping what it caches of removed content.
+#[derive(Debug)]
+pub struct Invalidation(Arc<RemovalMarks>);
+
+impl Drop for Invalidation {
+    fn drop(&mut self) {
+        *self.0.invalidations.lock() -= 1;
+        self.0.invalidated.notify_all();
     }
 }
 
@@ -67,7 +88,19 @@ impl Drop for Mark {
 impl RemovalMarks {
     /// The marks in `directory`.
     pub(super) fn new(directory: CacheDirectory) -> Arc<Self> {
-        Arc::new(Self { directory, live: Mutex::default(), serves_all: AtomicBool::new(false) })
+        Arc::new(Self {
+            directory,
+            live: Mutex::default(),
+            serves_all: AtomicBool::new(false),
+            invalidations: Mutex::default(),
+            invalidated: Condvar::new(),
+        })
+    }
+
+    /// Blocks until no invalidation is under way, or for `limit`.
+    pub(super) fn await_invalidations(&self, limit: Duration) {
+        let mut under_way = self.invalidations.lock();
+        self.invalidated.wait_while_for(&mut under_way, |under_way| *under_way > 0, limit);
     }
 
     /// Marks that damaged content of `key` is about to be removed. Without room for the mark, a warning is logged.
@@ -109,6 +142,26 @@ mod tests {
 
     fn marks(home: &Path) -> Arc<RemovalMarks> {
         RemovalMarks::new(CacheDirectory::open(home).expect("a directory"))
+    }
+
+    #[test]
+    fn invalidations_under_way_are_awaited_for_a_while() {
+        let home = tempfile::tempdir().expect("a directory");
+        let marks = marks(home.path());
+        let removal = marks.mark(&Key::Origin(Digest::of(b"1")));
+        let (moment, long) = (Duration::from_millis(20), Duration::from_secs(100));
+        marks.await_invalidations(long);
+        let under_way = removal.begin_invalidation();
+        let begin = std::time::Instant::now();
+        marks.await_invalidations(moment);
+        assert!(begin.elapsed() >= moment);
+        let ending = std::thread::spawn(move || {
+            std::thread::sleep(moment);
+            drop(under_way);
+        });
+        marks.await_invalidations(long);
+        assert!((moment * 2..long).contains(&begin.elapsed()));
+        ending.join().expect("ended");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -52,6 +53,10 @@ enum BlobVerdict {
     Unknown,
 }
 
+/// How long the kernel may take to drop what it caches of removed content: longer only where a read of it is under way, or the
+/// process that does it is stopped.
+const INVALIDATION_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Paces a scrub: gets the number of bytes read just now, may wait, and returns whether to go on.
 pub type ScrubPace<'a> = &'a (dyn Fn(u64) -> bool + Sync);
 
@@ -65,6 +70,8 @@ pub fn scrub(cache: &Cache, give_up: &AtomicBool) -> Result<ScrubTotals> {
     let manifests = verify_manifests(cache, None, &pace)?;
     let (found, still_open) = (cache.partition.scan(), cache.partition.still_open()?);
     let mut totals = verify(cache, &found, &pace)?;
+    // Who is told that damage was removed reads none of it.
+    cache.partition.removal_marks.await_invalidations(INVALIDATION_TIMEOUT);
     totals.bytes += manifests.bytes;
     totals.damaged_manifests = manifests.damaged_manifests;
     totals.mounts_to_renew = manifests.mounts_to_renew;

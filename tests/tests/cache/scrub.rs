@@ -1,10 +1,14 @@
 //! Rot at rest: what is read again and again, or before a stage ends, is found, named and repaired.
 
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
+use axum::http::StatusCode;
 use bdnfs_tests::MIB;
+use bdnfs_tests::fault::ServerFault;
 use bdnfs_tests::machine::Machine;
-use bdnfs_tests::mounts::drop_caches;
+use bdnfs_tests::mounts::{drop_caches, is_local, xattr};
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::rot::{flip_byte, largest_file, largest_files};
 use bdnfs_tests::test_env::TestEnv;
@@ -56,6 +60,66 @@ fn cache_verify_on_rotten_blob_repairs_a_native_mount() {
         eventually("it is read right again", || fs::read(&model).is_ok_and(|read| read == bytes));
         eventually("it is named", || agent.log().contains("a native mount was repaired"));
         drop(agent);
+    }
+}
+
+/// How much of the file at `path` is local.
+fn local_bytes(path: &Path) -> usize {
+    xattr(path, "user.bdnfs.local").split('/').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn cache_verify_on_rotten_blob_repairs_a_fuse_mount_that_goes_on() {
+    // What is whole, large or small, and a part of a file.
+    for (size, offset, is_staged) in
+        [(17 * MIB + 9, MIB + 5, true), (70_000, 5, true), (17 * MIB, MIB + 5, false)]
+    {
+        let env = TestEnv::new();
+        let bytes = env.put("model", size);
+        let agent = env.machine.agent("scrub_interval = \"0s\"");
+        let options: &[&str] = if is_staged { &["--wait"] } else { &[] };
+        let model = env.machine.mount_with("s3://bucket", "mnt", options).join("model");
+        let mut part = vec![0; size.min(2 * MIB)];
+        let mut read_part =
+            || File::open(&model)?.read_exact_at(&mut part, 0).map(|()| part == bytes[..part.len()]);
+        assert!(read_part().unwrap());
+        eventually("it is stored", || local_bytes(&model) >= size.min(2 * MIB));
+        let damage = || {
+            flip_byte(&largest_file(&env.machine.cache().join("tenants")), offset as u64);
+            drop_caches();
+        };
+        damage();
+        assert!(!read_part().unwrap(), "what lies on the disk is read");
+        let verify = || {
+            let cache = env.machine.cache().to_str().unwrap();
+            env.machine.run(&["cache", "verify", "--cache-dir", cache])
+        };
+        env.s3.faults.set(ServerFault::Status(StatusCode::FORBIDDEN, None));
+        verify().fails(&["damaged"]);
+        // From here on no read is wrong, though nobody has the right bytes.
+        for _ in 0..20 {
+            assert!(read_part().unwrap_or(true));
+        }
+        verify();
+        assert!(read_part().unwrap_or(true));
+        env.s3.faults.clear();
+        eventually("it is read right again", || read_part().is_ok_and(|is_right| is_right));
+        assert_same(&bytes, &fs::read(&model).unwrap(), "all of it");
+        verify().succeeds();
+        // A program that has it open may go on reading what was removed, but no verification says that all is well then.
+        let open = File::open(&model).unwrap();
+        eventually("it is local", || is_local(&model));
+        damage();
+        verify().fails(&["damaged"]);
+        let mut byte = [0];
+        eventually("it is read", || open.read_exact_at(&mut byte, offset as u64).is_ok());
+        if byte[0] != bytes[offset] {
+            verify().fails(&[]);
+        }
+        drop(open);
+        eventually("all is well", || verify().code == Some(0));
+        assert_same(&bytes, &fs::read(&model).unwrap(), "when all is well");
+        agent.stop();
     }
 }
 
