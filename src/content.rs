@@ -170,13 +170,15 @@ impl Content {
         self.ladder().extent_blocks(&self.blob, 0).min(most)
     }
 
-    /// The number of bytes in the node's cache.
+    /// The number of bytes in the node's cache. Not all of them before a published SHA-256 was compared.
     pub fn local_bytes(&self) -> u64 {
         if self.is_whole() {
             return self.blob.size;
         }
         let Some(partial) = self.part() else { return 0 };
-        let here = block::count(self.blob.size) - partial.presence().missing();
+        // All of it is local only when it is what its origin has published.
+        let unproved = u64::from(self.published_sha256().is_some());
+        let here = block::count(self.blob.size).saturating_sub(partial.presence().missing().max(unproved));
         (here * BLOCK).min(self.blob.size)
     }
 

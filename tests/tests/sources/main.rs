@@ -14,6 +14,7 @@ mod hub_origin;
 mod messages;
 mod name_servers;
 mod origin_faults;
+mod refuted_files;
 mod server_faults;
 mod small_files;
 mod source_changes;
