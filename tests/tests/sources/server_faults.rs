@@ -5,11 +5,12 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread::{self, sleep};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use bdnfs_tests::MIB;
 use bdnfs_tests::fault::{Faults, ServerFault};
+use bdnfs_tests::hub::HubServer;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::is_local;
 use bdnfs_tests::process::eventually;
@@ -20,6 +21,9 @@ use bdnfs_tests::tools::{STUCK_TIMEOUT, with_timeout};
 use bdnfs_tests::tree::{assert_same, write_file};
 use bdnfs_tests::web::WebServer;
 use tempfile::TempDir;
+
+/// The deadline of a read, and what a busy machine adds.
+const ERROR_TIMEOUT: Duration = Duration::from_secs(45);
 
 #[test]
 fn server_restarted_in_mid_read_delivers_right_bytes() {
@@ -115,20 +119,23 @@ fn in_parallel(faults: impl IntoIterator<Item = ServerFault>, attempt: fn(Server
     }
 }
 
-/// Reads from a server that always meets `fault`, and once more from one that has recovered.
-fn assert_no_wrong_bytes(faults: &Faults, fault: ServerFault, bytes: &[u8], path: &Path) {
+/// Reads from a server that always meets `fault`, and once more from one that has recovered. Returns the errno of the first read.
+fn assert_no_wrong_bytes(faults: &Faults, fault: ServerFault, bytes: &[u8], path: &Path) -> Option<i32> {
     faults.set(fault.clone());
     let (reader, mut read) = (File::open(path).unwrap(), vec![0; 100_000]);
-    let (read, result) = with_timeout(STUCK_TIMEOUT, move || {
+    let (read, result, elapsed) = with_timeout(STUCK_TIMEOUT, move || {
+        let begin = Instant::now();
         let result = reader.read_exact_at(&mut read, 1_500_000);
-        (read, result)
+        (read, result, begin.elapsed())
     });
+    assert!(elapsed < ERROR_TIMEOUT, "{fault:?}: {elapsed:?}");
+    let errno = result.as_ref().err().map(|error| error.raw_os_error().unwrap());
     // Some of it may come through in spite of the fault, if the client waits long enough; then it must be right.
     match result {
         Ok(()) => assert_same(&bytes[1_500_000..1_600_000], &read, &format!("{fault:?}")),
         Err(error) => {
             let expected = [libc::EIO, libc::EBADMSG, libc::EACCES, libc::ETIMEDOUT];
-            assert!(expected.contains(&error.raw_os_error().unwrap()), "{fault:?}: {error}");
+            assert!(errno.is_some_and(|errno| expected.contains(&errno)), "{fault:?}: {error}");
         }
     }
     faults.clear();
@@ -138,6 +145,47 @@ fn assert_no_wrong_bytes(faults: &Faults, fault: ServerFault, bytes: &[u8], path
         let is_read = read.is_ok();
         read.into_iter().for_each(|read| assert_same(bytes, &read, &format!("after {fault:?}")));
         is_read
+    });
+    errno
+}
+
+#[test]
+fn origin_silent_or_stalled_is_an_error_within_the_deadline() {
+    let root = TempDir::new().unwrap();
+    let bytes = write_file(&root.path().join("bucket"), "file", 3 * MIB + 9);
+    let (machine, root, bytes) = (&Machine::new(), root.path(), &bytes[..]);
+    let attempt = |name: &str, source: &str, endpoint: &str, faults: &Faults, fault: ServerFault| {
+        let options = ["--endpoint", endpoint, "--anonymous"];
+        let options = if source.starts_with("http") { &[][..] } else { &options };
+        let path = machine.mount_with(source, name, options).join("file");
+        let errno = assert_no_wrong_bytes(faults, fault.clone(), bytes, &path);
+        assert_eq!(errno, Some(libc::ETIMEDOUT), "{source} {fault:?}");
+    };
+    // A server for each fault, all at once: each takes as long as the deadline.
+    thread::scope(|scope| {
+        for (number, fault) in [ServerFault::Silence, ServerFault::Stall(1000)].into_iter().enumerate() {
+            let name = move |kind: &str| format!("{kind}{number}");
+            let [for_s3, for_web, for_storage] = [(); 3].map(|()| fault.clone());
+            scope.spawn(move || {
+                let s3 = S3Server::start(root, None);
+                attempt(&name("s3"), "s3://bucket", &s3.server.url(), &s3.faults, for_s3);
+            });
+            scope.spawn(move || {
+                let web = WebServer::start(&root.join("bucket"));
+                attempt(&name("web"), &web.url("file"), "", &web.faults, for_web);
+            });
+            scope.spawn(move || {
+                let hub = HubServer::start();
+                hub.publish("models/o/r", "main", &[("file", bytes)]);
+                attempt(&name("storage"), "hf://o/r", &hub.url(), &hub.storage.faults, for_storage);
+            });
+        }
+        // What leads to the storage has too few bytes to stall.
+        scope.spawn(move || {
+            let hub = HubServer::start();
+            hub.publish("models/o/r", "main", &[("file", bytes)]);
+            attempt("hub", "hf://o/r", &hub.url(), &hub.faults, ServerFault::Silence);
+        });
     });
 }
 
