@@ -20,7 +20,7 @@ use crate::records;
 /// When it is not decoded as it was sent.
 pub fn fdstore_message(bytes: &[u8]) {
     let message = fdstore::decode(bytes);
-    let text = |message: &Message| serde_json::to_string(message).expect("what was received can be sent");
+    let text = |message: &Message| serde_json::to_string(message).expect("JSON");
     assert_eq!(text(&fdstore::decode(text(&message).as_bytes())), text(&message));
     let Message::Keep { note, .. } = message else { return };
     let mut descriptors = vec![File::open("/dev/null").expect("a descriptor").into()];
@@ -45,8 +45,8 @@ pub fn record(bytes: &[u8]) {
 
 fn decode<T: Serialize + DeserializeOwned>(text: &str) {
     let Ok(record) = records::decode::<T>(text) else { return };
-    let value = |record: &T| -> Value { serde_json::to_value(record).expect("what was read can be written") };
+    let value = |record: &T| -> Value { serde_json::to_value(record).expect("JSON") };
     let written = value(&record);
-    let again: T = serde_json::from_value(written.clone()).expect("what was written can be read");
+    let again: T = serde_json::from_value(written.clone()).expect("a record");
     assert_eq!(value(&again), written);
 }

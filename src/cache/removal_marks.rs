@@ -25,7 +25,7 @@ pub(super) struct RemovalMarks {
     live: Mutex<HashMap<Key, Weak<Mark>>>,
     /// Whether this process serves all mounts that there are: its listeners are all that have to be told.
     serves_all: AtomicBool,
-    /// How many [`Invalidation`]s are under way.
+    /// How many [`ContentInvalidation`]s are under way.
     invalidations: Mutex<usize>,
     invalidated: Condvar,
 }
@@ -41,9 +41,9 @@ impl Removal {
     }
 
     /// Begins to drop what the kernel caches of the content, for one mount; until the guard is dropped.
-    pub fn begin_invalidation(&self) -> Invalidation {
+    pub fn begin_invalidation(&self) -> ContentInvalidation {
         *self.0.marks.invalidations.lock() += 1;
-        Invalidation(Arc::clone(&self.0.marks))
+        ContentInvalidation(Arc::clone(&self.0.marks))
     }
 
     /// Leaves the mark to the next process: not all who served the content can be told.
@@ -54,9 +54,9 @@ impl Removal {
 
 /// The kernel is dropping what it caches of removed content.
 #[derive(Debug)]
-pub struct Invalidation(Arc<RemovalMarks>);
+pub struct ContentInvalidation(Arc<RemovalMarks>);
 
-impl Drop for Invalidation {
+impl Drop for ContentInvalidation {
     fn drop(&mut self) {
         *self.0.invalidations.lock() -= 1;
         self.0.invalidated.notify_all();

@@ -119,8 +119,8 @@ impl LoopDisk {
         Some(disk)
     }
 
-    /// Makes the last `len` bytes of the one of `files` that lies behind the others on the disk unreadable, and returns it. What is
-    /// written there can be read again.
+    /// Makes the last `len` bytes that any of `files` has on the disk unreadable, and returns the one whose they are. What is written there
+    /// can be read again.
     ///
     /// # Panics
     /// When these do not lie together, or it has a journal.
