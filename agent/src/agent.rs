@@ -34,9 +34,9 @@ use crate::signals::Shutdown;
 use crate::telemetry::scrape::Scrape;
 use crate::volumes::Volumes;
 
-/// How long an agent that is to unmount everything waits until the mounts of the last run are restored.
+/// The timeout for restoring the mounts of the last run, in an agent that is to unmount everything.
 const RESTORE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the status waits for the disks of the volumes and of the cache: who asks for it waits for two seconds.
+/// The time that the status waits for the disks of the volumes and of the cache: who asks for it waits for two seconds.
 const STATUS_DISK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// An agent: the engine, mounts, jobs and publications of one cache.

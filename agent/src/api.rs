@@ -257,7 +257,7 @@ pub struct LostMount {
     pub source: String,
     /// The former mount point.
     pub mountpoint: PathBuf,
-    /// Why it could not be restored.
+    /// The reason why it could not be restored.
     pub why: Failure,
 }
 

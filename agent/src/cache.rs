@@ -47,7 +47,7 @@ pub struct CacheConfig {
     pub tenant: String,
     /// The most that the blobs of single tenants may occupy, in bytes.
     pub quotas: BTreeMap<String, u64>,
-    /// How often all that it holds is verified; 0 for never.
+    /// The interval at which everything in the cache is verified; 0 for never.
     pub scrub_interval: Duration,
 }
 

@@ -29,15 +29,15 @@ use tenants::HostedTenants;
 
 use crate::api::cluster::{ClusterStatus, MemberState, MemberStatus};
 
-/// How long a starting node waits for other members: a node that knows no peers would fetch everything from the mirror.
+/// The time that a starting node waits for other members: a node that knows no peers would fetch everything from the mirror.
 const MEMBERS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a draining node must have had no request before it exits: by then the others know that it drains, and have
-/// fetched what they own from now on. And the most that draining takes: supervisors give a process 30 seconds and more.
+/// The time without a request after which a draining node exits: by then the others know that it drains, and have fetched what they
+/// own from now on. And the most that draining takes: supervisors give a process 30 seconds and more.
 const DRAIN_QUIET_TIME: Duration = Duration::from_secs(1);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often a draining node checks whether it still serves requests.
+/// The interval at which a draining node checks whether it still serves requests.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A node that is part of a cluster, until it is dropped.

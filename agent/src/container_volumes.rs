@@ -45,7 +45,8 @@ use crate::volumes::Volumes;
 use cache_use::CacheUse;
 use container_volume::{ContainerVolume, ContainerVolumeRecord, WritableDirectory};
 
-/// How long an unpublish waits for a volume of an earlier run whose directory can't be had yet: less than runtimes wait for an answer.
+/// The time that an unpublish waits for a volume of an earlier run whose directory can't be had yet: less than runtimes wait for an
+/// answer.
 const UNPUBLISH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// All volumes of containers of an agent.

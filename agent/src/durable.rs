@@ -28,8 +28,8 @@ pub fn write_json(directory: &Path, name: &str, content: &impl Serialize) -> io:
     File::open(directory)?.sync_all()
 }
 
-/// Like [`write_json`], also on a full disk, into the space that [`keep_spare`] keeps in the directory: that is never free in between,
-/// so nobody else can take it. Afterwards space is kept again, as soon as there is some. Touches the local disk.
+/// Like [`write_json`], also on a full disk, into the space that [`keep_spare`] keeps in the directory: that is never free in
+/// between, so nobody else can take it. Afterwards space is kept again, as soon as there is some. Touches the local disk.
 ///
 /// # Errors
 /// The disk's own.
@@ -44,8 +44,8 @@ pub fn write_json_surely(directory: &Path, name: &str, content: &impl Serialize)
     written
 }
 
-/// Writes the file `name` of a directory into the space that is kept there; `None` where there is none, or not enough. It is taken by a
-/// name of its own first: who writes at the same time, in any process, finds none.
+/// Writes the file `name` of a directory into the space that is kept there; `None` where there is none, or not enough. It is taken
+/// by a name of its own first: who writes at the same time, in any process, finds none.
 fn write_into_spare(directory: &Path, name: &str, content: &[u8]) -> Option<io::Result<()>> {
     if content.len() as u64 > SPARE_BYTES {
         return None;
@@ -66,8 +66,8 @@ fn write_into_spare(directory: &Path, name: &str, content: &[u8]) -> Option<io::
     Some(moved.and_then(|_| File::open(directory)?.sync_all()))
 }
 
-/// Keeps space in a directory for what is written there when the disk is full, unless some is kept there; none where it is full now, or
-/// can't keep any. Touches the local disk.
+/// Keeps space in a directory for what is written there when the disk is full, unless some is kept there; none where it is full
+/// now, or can't keep any. Touches the local disk.
 pub fn keep_spare(directory: &Path) {
     let spare = directory.join(SPARE_FILE);
     if spare.exists() {

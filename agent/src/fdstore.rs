@@ -36,10 +36,11 @@ pub use client::{FdStore, StoredMount};
 #[cfg(feature = "fuzz")]
 pub(crate) use {note::unpack, wire::Message, wire::decode};
 
-/// How often an agent says that it is alive.
+/// The interval of an agent's heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long an fd store may take to answer: it does so from memory, so one that takes longer is stuck, and mounts would be with it.
+/// The time in which an fd store must answer: it does so from memory, so one that takes longer is stuck, and mounts would be with
+/// it.
 const FDSTORE_ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// The pause before an fd store is started again: one that dies at once is not started over and over.
 pub const FDSTORE_RESTART_PAUSE: Duration = Duration::from_secs(1);

@@ -11,7 +11,7 @@ use crate::api::{ApiResult, Failure};
 #[derive(Debug)]
 pub struct Lifecycle {
     persistent: bool,
-    /// How many [`KeepAlive`]s there are.
+    /// The number of [`KeepAlive`]s.
     users: Mutex<usize>,
     /// Notified when a user has gone.
     released: Notify,

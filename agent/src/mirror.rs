@@ -76,9 +76,9 @@ pub fn check_not_inside(mirror: &Uri, source: &Uri, patterns: &Patterns) -> Resu
     Err(Error::new(Kind::Invalid, text))
 }
 
-/// Makes sure that `mirror`, which `at` names, is there if this node has ever seen it, as the directory `seen` remembers. A directory
-/// whose disk is not mounted, and a bucket that was made anew, look like a mirror that is still to be created: what is saved there
-/// would be lost for whoever looks for it. With `create` one that was never seen is created. Touches the local disk.
+/// Makes sure that `mirror`, which `at` names, is there if this node has ever seen it, as the directory `seen` remembers. A
+/// directory whose disk is not mounted, and a bucket that was made anew, look like a mirror that is still to be created: what is
+/// saved there would be lost for whoever looks for it. With `create` one that was never seen is created. Touches the local disk.
 ///
 /// # Errors
 /// [`Kind::Unavailable`] where it is gone; those of [`Mirror::init`].

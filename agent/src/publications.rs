@@ -58,7 +58,7 @@ pub use sources::SourceConfig;
 
 /// The directory in the cache with the bases.
 const BASES_DIRECTORY: &str = "bases";
-/// How long a request is held at most: any runtime's deadline is shorter, and it may come again.
+/// The maximum time for which a request is held: any runtime's deadline is shorter, and it may come again.
 const MAX_PUBLISH_WAIT: Duration = Duration::from_secs(60 * 60);
 
 /// The state that a request for a publication waits for.

@@ -7,10 +7,10 @@ use std::time::Duration;
 use bdnfs::error::Error;
 use tokio::runtime::Builder;
 
-/// How long work on the disk may still take when an agent ends; what it doesn't finish is fetched again.
+/// The time that work on the disk may still take when an agent ends; what it doesn't finish is fetched again.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How many threads do an agent's blocking work, the disk's mostly: enough to keep any disk busy, a fraction of the memory
+/// The number of threads for an agent's blocking work, the disk's mostly: enough to keep any disk busy, a fraction of the memory
 /// and the switching that the usual five hundred cost.
 const BLOCKING_THREADS: usize = 64;
 

@@ -47,7 +47,7 @@ pub use record::{SaverEnd, SaverRecord, read, request_end, requested_end};
 pub use restarts::SaverRestarts;
 pub use unsaved_directory::unsaved_directory;
 
-/// How often those who watch a saver read its record.
+/// The interval at which those who watch a saver read its record.
 pub const RECORD_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The file in a volume that its saver holds locked as long as it lives.
 const SAVER_LOCK_FILE: &str = "saver.lock";
@@ -72,7 +72,7 @@ fn is_all_saved(volume: &Path, checkpoints: &Path) -> Result<bool> {
     }))
 }
 
-/// Why checkpoints can't be saved without a mirror.
+/// Returns the error of a saver without a mirror.
 pub fn no_mirror() -> Error {
     let text = "checkpoints are saved in a mirror, and the agent of this node has none; add [mirror] to its configuration";
     Error::new(Kind::Unsupported, text)

@@ -13,8 +13,8 @@ pub enum Shutdown {
     Stop,
 }
 
-/// Has a write beyond the limit of a file's size (`ulimit -f`) fail with EFBIG, as on a full disk, and not end the process. What this
-/// process executes has the default again.
+/// Has a write beyond the limit of a file's size (`ulimit -f`) fail with EFBIG, as on a full disk, and not end the process. What
+/// this process executes has the default again.
 pub fn survive_file_size_limit() {
     extern "C" fn ignore(_: libc::c_int) {}
     // Not SIG_IGN, which execve(2) would pass on.

@@ -7,7 +7,7 @@ use bdnfs::mirroring::MirrorOutcome;
 use bytesize::ByteSize;
 use chrono::TimeDelta;
 
-/// How many digits of a snapshot's id are shown: they distinguish snapshots.
+/// The number of digits of a snapshot's id that are shown: they distinguish snapshots.
 const SHORT_ID_LEN: usize = 12;
 
 /// The beginning of a snapshot's id.

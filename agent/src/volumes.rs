@@ -69,11 +69,11 @@ pub struct Volumes {
     space: VolumeSpace,
     /// Held by the one who evicts homes.
     eviction: Mutex<()>,
-    /// What is asked before homes are evicted.
+    /// The mirrors that are asked before homes are evicted.
     mirrors: HomeMirrors,
-    /// What touches the shared directory.
+    /// The access to the shared directory.
     shared_io: SharedIo,
-    /// What is wrong with the locks of the shared directory.
+    /// The fault of the locks of the shared directory.
     flock_fault: watch::Sender<Option<String>>,
 }
 

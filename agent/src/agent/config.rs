@@ -34,7 +34,7 @@ pub struct AgentConfig {
     pub metrics_listen: Option<SocketAddr>,
     /// The configuration of the node's part in a cluster, if any.
     pub cluster: Option<ClusterConfig>,
-    /// How long the fd store holds its mounts after the agent's end.
+    /// The time for which the fd store holds its mounts after the agent's end.
     pub hold: Duration,
     /// The socket of an fd store that runs as a service; without one the agent starts its own.
     pub fdstore: Option<PathBuf>,

@@ -120,16 +120,16 @@ pub struct VerifyReport {
     pub bytes: u64,
     /// Blobs that nothing is known to hold against, or that are being fetched now.
     pub unknown: u64,
-    /// What is damaged, a line for each: content that was removed, manifests, mounts that have to be renewed, and then files that were
+    /// The damage, one line each: content that was removed, manifests, mounts that have to be renewed, and then files that were
     /// removed before and are still open.
     pub damaged: Vec<String>,
-    /// How many of `damaged` were removed before.
+    /// The number of entries of `damaged` that were removed before.
     #[serde(default)]
     pub still_open: u64,
-    /// How many of `damaged` are manifests, which were written again or removed.
+    /// The number of entries of `damaged` that are manifests, which were written again or removed.
     #[serde(default)]
     pub damaged_manifests: u64,
-    /// How many of `damaged` are sources of which mounts in use have a damaged manifest.
+    /// The number of entries of `damaged` that are sources of which mounts in use have a damaged manifest.
     #[serde(default)]
     pub mounts_to_renew: u64,
 }

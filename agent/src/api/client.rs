@@ -26,12 +26,12 @@ use tokio::net::UnixStream;
 use super::cluster::ClusterStatus;
 use super::{AgentStatus, Failure, Health, MountInfo, MountRequest, StageStatus, socket};
 
-/// How long the status may take: it is answered from memory and the local disk, and an agent that takes longer is stuck.
+/// The timeout for a status request: it is answered from memory and the local disk, and an agent that takes longer is stuck.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the health may take: it is answered from memory, in less than the timeout of a probe even on a busy machine.
+/// The timeout for a health request: it is answered from memory, in less than the timeout of a probe even on a busy machine.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(8);
-/// How long an agent may take to say that it lives, before it is asked for what may take long. One that is stopped never does; one
-/// that starts may wait for its fd store first.
+/// The time in which an agent must answer that it lives, before it is asked for what may take long. One that is stopped never does;
+/// one that starts may wait for its fd store first.
 const LIVENESS_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest response, in bytes: a status of ten thousand mounts is far below this.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
@@ -163,7 +163,7 @@ impl Client {
         }
     }
 
-    /// What the agent answers from its memory.
+    /// Gets `path`, which the agent answers from its memory.
     async fn read<A: DeserializeOwned>(&self, path: &str) -> Result<A, ClientError> {
         let (_, answer) = self.exchange(Method::GET, path, None::<&()>).await?;
         serde_json::from_slice(&answer).map_err(|e| self.broken(e.into()))

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::cache_scope::CacheScope;
 use super::saving::SaveReport;
 
-/// How many characters of the id of a container or pod are the id of the job that its checkpoints belong to.
+/// The number of characters of a container's or pod's id that form the id of the job that its checkpoints belong to.
 const JOB_ID_LEN: usize = 8;
 
 /// The kind of a container's volume.
@@ -70,7 +70,7 @@ pub struct ContainerVolumeRequest {
     /// The id of the job that checkpoints belong to; they need one.
     #[serde(default)]
     pub id: Option<String>,
-    /// How many complete checkpoints of the project stay in the mirror: each save removes older ones. Default: all.
+    /// The number of complete checkpoints of the project that stay in the mirror: each save removes older ones. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<NonZeroU32>,
     /// The tenant that the project or team belongs to, which the runtime knows and no author chooses; default: the agent's own.

@@ -69,7 +69,7 @@ pub struct JobRequest {
     /// The snapshots of those of its sources that are pinned, as hexadecimal digests of their manifests, by their mount points.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pinned: BTreeMap<PathBuf, String>,
-    /// How often the job was submitted before.
+    /// The number of times that the job was submitted before.
     #[serde(default)]
     pub retries: u32,
     /// The training cache that it gets; default: none.
@@ -143,7 +143,7 @@ pub struct JobExit {
     /// The signal that ended it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
-    /// Why the command could not be started.
+    /// The reason why the command could not be started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     /// Whether the commands were asked to end before they did.
@@ -214,7 +214,7 @@ pub struct JobStatus {
     /// The exit code of `bdnfs job run`, once the job has ended: see [`exit_code`](Self::exit_code).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<u8>,
-    /// Why it failed; of one that was stopped, why not all of its checkpoints are saved.
+    /// The reason why it failed; of one that was stopped, why not all of its checkpoints are saved.
     pub why: Option<Failure>,
     /// The tenant that it belongs to.
     pub tenant: Option<String>,

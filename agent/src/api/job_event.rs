@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 
 use super::job_state::JobState;
 
-/// How many events of a job are kept: a job can make them without end.
+/// The number of events of a job that are kept: a job can make them without end.
 pub const MAX_KEPT_EVENTS: usize = 1000;
-/// How many of these are the first ones, which say how it began.
+/// The number of these that are the first ones, which say how it began.
 const MAX_FIRST_EVENTS: usize = 200;
-/// How much of a long text is kept, in bytes, of its beginning and of its end: names of files are part of some.
+/// The length, in bytes, of what is kept of the beginning and of the end of a long text: names of files are part of some.
 const MAX_TEXT_PART_BYTES: usize = 2048;
 
 /// Something that happened to a job.
@@ -21,7 +21,7 @@ pub struct JobEvent {
     pub state: JobState,
     /// The event in one line.
     pub text: String,
-    /// How many events just before it are left out.
+    /// The number of events just before it that are left out.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub left_out: usize,
 }
@@ -51,7 +51,7 @@ pub fn push_event(events: &mut Vec<JobEvent>, event: JobEvent) {
     }
 }
 
-/// How many events there were, with those that are left out.
+/// Counts the events, including those that are left out.
 pub fn event_count(events: &[JobEvent]) -> usize {
     events.iter().map(|event| event.left_out + 1).sum()
 }

@@ -15,7 +15,7 @@ use super::{Failure, MirrorRequest};
 
 /// The file in the directory of a Slurm job whose removal ends the publications there.
 pub const SLURM_STATE_FILE: &str = "state";
-/// How many hexadecimal digits of a digest distinguish the publications of a runtime.
+/// The number of hexadecimal digits of a digest that distinguish the publications of a runtime.
 const KEY_DIGEST_LEN: usize = 32;
 /// The longest key: it is the name of a file.
 const MAX_KEY_LEN: usize = 128;
@@ -118,12 +118,12 @@ pub struct PublicationStatus {
     /// The snapshot's id, in hexadecimal, once that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
-    /// How much of the source is local, once that is known.
+    /// The part of the source that is local, once that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<PublicationProgress>,
     /// The last event, in one line.
     pub message: String,
-    /// Why it failed.
+    /// The reason why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
     /// Whether what it shows is damaged: its base is lost, or not all of it is local any more.

@@ -17,7 +17,7 @@ pub struct CheckpointRequest {
     /// The most that the directory may occupy, in bytes.
     #[serde(default)]
     pub size_limit: Option<u64>,
-    /// How many complete checkpoints of the project stay in the mirror: each save removes older ones. Default: all.
+    /// The number of complete checkpoints of the project that stay in the mirror: each save removes older ones. Default: all.
     #[serde(default)]
     pub keep: Option<NonZeroU32>,
 }
@@ -42,12 +42,12 @@ pub struct SaveReport {
     /// When one was last saved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<DateTime<Utc>>,
-    /// How many files a power cut has torn.
+    /// The number of files that a power cut has torn.
     #[serde(default)]
     pub torn: u64,
-    /// How many attempts to save failed.
+    /// The number of failed attempts to save.
     pub failures: u64,
-    /// Why the last attempt failed, while that stands.
+    /// The reason why the last attempt failed, while that stands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     /// Whether nothing is left to be saved, and nothing more will come.
@@ -63,7 +63,7 @@ impl SaveReport {
         !self.finished || self.given_up || self.torn > 0
     }
 
-    /// How many minutes the backlog takes at the rate of the last generation; `None` before there is one.
+    /// Returns the minutes that the backlog takes at the rate of the last generation; `None` before there is one.
     pub fn minutes_left(&self) -> Option<f64> {
         self.rate.filter(|rate| *rate > 0.0).map(|rate| self.backlog as f64 / rate / 60.0)
     }
@@ -104,7 +104,7 @@ pub struct UnsavedDirectory {
     pub directory: PathBuf,
     /// Total size of the checkpoints that are not saved, in bytes, as far as is known.
     pub bytes: u64,
-    /// Why they are not saved, if that is known.
+    /// The reason why they are not saved, if that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }

@@ -24,7 +24,7 @@ pub struct TrainingIdentity {
     pub id: Option<String>,
     /// The rank of this node, counted from 0.
     pub rank: u32,
-    /// How many nodes the training job has.
+    /// The number of nodes of the training job.
     pub nodes: u32,
     /// The address of rank 0; default: this node.
     pub leader: Option<String>,

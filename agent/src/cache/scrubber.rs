@@ -25,15 +25,15 @@ use crate::context::Context;
 use crate::durable::STATE_DIRECTORY;
 use crate::runtime;
 
-/// How often all that the cache holds is verified, by default.
+/// The default interval at which everything in the cache is verified.
 pub const DEFAULT_SCRUB_INTERVAL: Duration = Duration::from_secs(30 * 24 * 3600);
 /// The file with the last pass, in the state directory.
 const LAST_PASS_FILE: &str = "scrub";
-/// How many bytes are read in a second: a few percent of what an NVMe disk reads, and 160 TB in thirty days.
+/// The number of bytes that are read per second: a few percent of what an NVMe disk reads, and 160 TB in thirty days.
 const SCRUB_BYTES_PER_SECOND: u64 = 64 << 20;
-/// How many times in an interval the cache is scanned for blobs that are due.
+/// The number of times per interval that the cache is scanned for blobs that are due.
 const PASSES_PER_INTERVAL: u32 = 30;
-/// How long after a start the first scan begins: an agent that starts has better things to do.
+/// The delay of the first scan after a start: an agent that starts has better things to do.
 const FIRST_SCRUB_DELAY: Duration = Duration::from_secs(60);
 
 /// The scrubber of an agent. It ends when this is [stopped](Self::stop), or dropped.
@@ -158,8 +158,8 @@ fn serve(
     }
 }
 
-/// Verifies what was not verified within the `interval`, what is due for longest first. What can't be verified keeps nothing else from
-/// it.
+/// Verifies what was not verified within the `interval`, what is due for longest first. What can't be verified keeps nothing else
+/// from it.
 fn scrub_due(engine: &Engine, interval: Duration, stats: &ScrubStats, pace: ScrubPace<'_>) -> Result<()> {
     let (node, period) = (engine.cache(), recent(interval));
     let mut pass = ScrubPass::default();

@@ -12,8 +12,8 @@ use super::container_volume::{ContainerVolume, WritableDirectory};
 use super::{ContainerVolumes, checkpoint_volume};
 use crate::volumes::cache_home::CacheHome;
 
-/// How often it is checked whether a container still has a volume that was ended: at first, and after a while. That reads the
-/// mount tables of all processes.
+/// The interval at which an ended volume is checked for use by its container: at first, and after a while. That reads the mount
+/// tables of all processes.
 const USE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_USE_POLL_INTERVAL: Duration = Duration::from_secs(8);
 

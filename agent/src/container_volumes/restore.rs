@@ -34,8 +34,8 @@ impl ContainerVolumes {
         }
     }
 
-    /// The volume `key`, also one of an earlier run whose record could not be read when the agent was started. `None` where there is
-    /// none.
+    /// The volume `key`, also one of an earlier run whose record could not be read when the agent was started. `None` where there
+    /// is none.
     ///
     /// # Errors
     /// [`Kind::Busy`] where its record still can't be read: what is bound where is not known, and must not be taken for gone.
@@ -142,8 +142,8 @@ impl ContainerVolumes {
         }
     }
 
-    /// Forgets a volume whose directory does not exist. Where no directory does, its disk is not mounted: its record stays for an agent
-    /// that finds it.
+    /// Forgets a volume whose directory does not exist. Where no directory does, its disk is not mounted: its record stays for an
+    /// agent that finds it.
     pub(super) async fn forget_lost(&self, volume: &Arc<ContainerVolume>) {
         let volumes = Arc::clone(&self.volumes);
         if blocking(move || Ok(volumes.is_empty())).await.unwrap_or(true) {

@@ -3,8 +3,8 @@
 //! Jobs are admitted in the order in which they come to the queue. The first waits as long as other jobs hold
 //! anything, for what they hold comes back by itself; those behind it wait for it, so that a large one is not passed over for
 //! ever by small ones. What mounts and pins hold does not come back by itself: where there are no other jobs to wait for, a
-//! job is refused. One that is larger than the cache is refused at once. Publications, which wait for what containers and pins hold, let
-//! others pass that fit.
+//! job is refused. One that is larger than the cache is refused at once. Publications, which wait for what containers and pins
+//! hold, let others pass that fit.
 //!
 //! An admission is written down in the job's record, and holds until the job has ended, whichever agent carries it there:
 //! one that had to queue again might wait behind another which waits for what it holds.
@@ -21,9 +21,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::api::{ApiResult, Failure};
 
-/// How often the first in the queue tries again: leases end a moment after their mounts.
+/// The interval at which the first in the queue tries again: leases end a moment after their mounts.
 const ADMISSION_RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// How long leases of ended jobs may take to end.
+/// The time that leases of ended jobs may take to end.
 const SPACE_RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The queue of what waits for space in the cache.
@@ -55,8 +55,8 @@ impl AdmissionQueue {
         AdmissionPermit(Arc::clone(self))
     }
 
-    /// Leases all `snapshots` for `name` ("publication p"), as soon as they fit, without a place in the queue: while it waits, others are
-    /// admitted that fit. What it waits for may never come back by itself. `note` is told why it waits.
+    /// Leases all `snapshots` for `name` ("publication p"), as soon as they fit, without a place in the queue: while it waits,
+    /// others are admitted that fit. What it waits for may never come back by itself. `note` is told why it waits.
     ///
     /// # Errors
     /// [`Kind::NoSpace`] where they can't fit, whatever jobs end.

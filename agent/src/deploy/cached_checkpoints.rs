@@ -33,7 +33,7 @@ use crate::mounts::MountManager;
 use crate::saver;
 use crate::volumes::JobVolume;
 
-/// How long the end of a job waits for that; what is left follows.
+/// The time that the end of a job waits for that; what is left follows.
 const CACHING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The job that saved checkpoints, and how they come into the cache.

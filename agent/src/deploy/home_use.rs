@@ -38,9 +38,9 @@ use home_notes::{note_pulled, torn_message, unsaved_advice};
 use home_saving::{LEAVE_TIMEOUT, report_use};
 pub use home_saving::{abandon, leave_unsaved, report_regularly, save, save_in_background, save_regularly};
 
-/// How often a lock of a home is tried, and the least time between two saves.
+/// The interval at which a lock of a home is tried, and the least time between two saves.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// How often it is looked whether other nodes have saved what is waited for.
+/// The interval of checks whether other nodes have saved what is waited for.
 const UNSAVED_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A job or a container that uses a home.
@@ -177,8 +177,8 @@ async fn prepare<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) ->
     Ok(None)
 }
 
-/// What is to be waited for where a home that others on this node use has not the newest state: they began before another node saved
-/// it, and it can't be updated under them.
+/// Describes what to wait for where others on this node use a home that has not the newest state: they began before another node
+/// saved it, and it can't be updated under them.
 async fn newer_elsewhere<U: HomeUser>(user: &U, home: &CacheHome) -> Result<Option<String>> {
     let failed = || format!("cannot get the newest state of {home}");
     let look = async {

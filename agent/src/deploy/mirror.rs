@@ -25,11 +25,11 @@ use crate::mirror::{self, MIRROR_CONFIG};
 use crate::mounts::Mounter;
 use crate::text;
 
-/// How often the progress is reported.
+/// The interval at which the progress is reported.
 const MIRROR_PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
-/// How many sources are copied at once, and how many of one tenant: each holds memory, and may take hours.
+/// The number of sources that are copied at once, and of those of one tenant: each holds memory, and may take hours.
 const PARALLEL_COPIES: (usize, usize) = (3, 2);
-/// How many sources are looked up at once while no more are copied, and how many of one tenant.
+/// The number of sources that are looked up at once while no more are copied, and of those of one tenant.
 const PARALLEL_LOOKUPS: (usize, usize) = (16, 8);
 
 /// The sources that are being mirrored, and those that wait for it.
@@ -112,8 +112,8 @@ impl MirrorQueue {
         Ok(())
     }
 
-    /// [Mirrors](Self::mirror) the source of `request`, with the defaults of `mounter`. Where nobody answers and the cache has all of
-    /// a snapshot, that will do.
+    /// [Mirrors](Self::mirror) the source of `request`, with the defaults of `mounter`. Where nobody answers and the cache has all
+    /// of a snapshot, that will do.
     ///
     /// # Errors
     /// Those of the origin, the mirror and the local disk.
@@ -173,7 +173,7 @@ fn is_away(error: &Error) -> bool {
     matches!(error.kind(), Kind::Unavailable | Kind::Timeout)
 }
 
-/// What the mirror has of the source of `request`, if that is all of it as its origin lists it now.
+/// Finds the source of `request` in the mirror, if that has all of it as its origin lists it now.
 async fn find_unchanged(
     mirror: &Mirror,
     uri: &Uri,

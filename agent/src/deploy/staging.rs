@@ -8,7 +8,7 @@ use bdnfs::stage::Progress;
 use crate::api::{ApiResult, Failure, StageState};
 use crate::mounts::{ManagedMount, MountManager};
 
-/// How often the progress of all mounts is summed up.
+/// The interval at which the progress of all mounts is summed up.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Stages all `mounts`, and waits until all is local, verified and leased. `report` receives the total progress.

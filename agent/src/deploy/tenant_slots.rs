@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 #[derive(Debug)]
 pub struct TenantSlots {
     free: Arc<Semaphore>,
-    /// How many slots one tenant has at most.
+    /// The maximum number of slots of one tenant.
     share: usize,
     /// The free part of each tenant's share.
     tenants: Mutex<HashMap<String, Weak<Semaphore>>>,
@@ -36,8 +36,8 @@ impl TenantSlots {
         Some(TenantSlot { _slot: slot, _share: share })
     }
 
-    /// Waits for a slot for `tenant`. Those who wait get one in turn, and of each tenant only so many are before others as its share
-    /// is. It is never `None`, since the slots are not closed.
+    /// Waits for a slot for `tenant`. Those who wait get one in turn, and of each tenant only so many are before others as its
+    /// share is. It is never `None`, since the slots are not closed.
     pub async fn take(&self, tenant: &str) -> Option<TenantSlot> {
         let share = self.share_of(tenant).acquire_owned().await.ok()?;
         let slot = Arc::clone(&self.free).acquire_owned().await.ok()?;

@@ -29,18 +29,18 @@ use crate::api::socket;
 use crate::cache;
 use crate::context::Context;
 
-/// How long an fd store that was killed may take to be gone, when the agent starts.
+/// The time that a killed fd store may take to be gone, when the agent starts.
 const FDSTORE_KILL_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long mounts and unmounts wait for an fd store to end, or to accept: it is tried again.
+/// The time that mounts and unmounts wait for an fd store to end, or to accept: it is tried again.
 const FDSTORE_RETRY_TIMEOUT: Duration = Duration::from_secs(1);
-/// How many heartbeats in a row may find the connection full: for half a minute the fd store has received nothing.
+/// The number of heartbeats in a row that may find the connection full: for half a minute the fd store has received nothing.
 const REFUSED_HEARTBEATS_LIMIT: u32 = 15;
-/// How long an fd store that runs as a service may take to be there: after a boot it starts beside the agent.
+/// The time that an fd store that runs as a service may take to be there: after a boot it starts beside the agent.
 const SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often the service is tried.
+/// The interval at which the service is tried.
 const SERVICE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How many agents may wait to be let in: there is one at a time.
+/// The number of agents that may wait to be accepted: there is one at a time.
 const LISTEN_BACKLOG: i32 = 4;
 
 /// The fd store of a cache, as its agent sees it.

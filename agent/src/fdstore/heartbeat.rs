@@ -10,11 +10,12 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::HEARTBEAT_INTERVAL;
 use super::wire::peer;
 
-/// How many heartbeats in a row may be missing: half a minute, far more than a busy machine or a slow disk holds up an agent.
+/// The number of heartbeats in a row that may be missing: half a minute, far more than a busy machine or a slow disk holds up an
+/// agent.
 const MISSED_LIMIT: u32 = 15;
 
-/// How often is checked whether the agent is stopped. Two checks in a row find it so before it is continued, so its readers wait
-/// for a second at most, and who stops and continues it himself is rarely met.
+/// The interval at which it is checked whether the agent is stopped. Two checks in a row find it so before it is continued, so its
+/// readers wait for a second at most, and who stops and continues it himself is rarely met.
 pub const STOPPED_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The heartbeats of one agent.

@@ -1,4 +1,4 @@
-//! What the agent asks the fd store to invalidate in the kernel, for the mounts.
+//! Requests of the agent to the fd store to invalidate dentries in the kernel, for the mounts.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use super::client::FdStore;
 use super::heartbeat::signal_peer;
 use super::wire::Message;
 
-/// How long the fd store may take to acknowledge an invalidation before it is continued, in case that a signal has stopped it.
+/// The time in which the fd store must acknowledge an invalidation before it is continued, in case that a signal has stopped it.
 const ACKNOWLEDGEMENT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long an invalidation may take in all. Longer than any request of a mount, for which the kernel may make it wait.
+/// The timeout of an invalidation in all. Longer than any request of a mount, for which the kernel may make it wait.
 const INVALIDATION_TIMEOUT: Duration = Duration::from_secs(40);
 
 impl DentryInvalidator for FdStore {

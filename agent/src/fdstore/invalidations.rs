@@ -1,7 +1,7 @@
 //! Invalidations that the fd store was asked for and has not acknowledged.
 //!
-//! One that was only sent may never be done: the fd store may be killed before, or be stopped. The kernel would go on showing damaged
-//! pages, so the mount waits for the acknowledgement, and invalidates by itself where none comes.
+//! One that was only sent may never be done: the fd store may be killed before, or be stopped. The kernel would go on showing
+//! damaged pages, so the mount waits for the acknowledgement, and invalidates by itself where none comes.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};

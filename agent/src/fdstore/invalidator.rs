@@ -9,7 +9,7 @@ use crossbeam::channel::{self, Sender};
 use super::wire::{self, Message};
 use crate::context::Context;
 
-/// How many invalidations may wait. While so many do, nothing more is received from the agent.
+/// The number of invalidations that may wait. While so many do, nothing more is received from the agent.
 const INVALIDATION_QUEUE_LEN: usize = 1024;
 
 /// A directory entry that the kernel is to look up again; or a file whose pages it is to read again, with an empty name.

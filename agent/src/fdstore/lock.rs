@@ -16,7 +16,7 @@ use crate::context::Context;
 
 /// The file that the fd store holds locked, in the cache directory.
 const FDSTORE_LOCK_FILE: &str = "holder.lock";
-/// How often a killed fd store is looked for.
+/// The interval at which a killed fd store is looked for.
 const FDSTORE_KILL_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The lock of the fd store of a cache.
@@ -68,9 +68,9 @@ impl FdStoreLock {
         }
     }
 
-    /// Kills an fd store that does not answer, so that no process waits for its mounts, and takes the lock when it has ended, within
-    /// `timeout`. `owner` is the process id that it has where it runs: in another container that is another process here, which is
-    /// left alone. Blocks.
+    /// Kills an fd store that does not answer, so that no process waits for its mounts, and takes the lock when it has ended,
+    /// within `timeout`. `owner` is the process id that it has where it runs: in another container that is another process here,
+    /// which is left alone. Blocks.
     ///
     /// # Errors
     /// [`Kind::Timeout`] where it can't be killed; [`Kind::Disk`].

@@ -1,5 +1,5 @@
-//! Notes: the requests of mounts as the fd store keeps them. One that does not fit into a message travels as a file in memory, behind
-//! the descriptors of its mount, which every version of the fd store keeps and gives back as it keeps the mount's own.
+//! Notes: the requests of mounts as the fd store keeps them. One that does not fit into a message travels as a file in memory,
+//! behind the descriptors of its mount, which every version of the fd store keeps and gives back as it keeps the mount's own.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};

@@ -1,5 +1,5 @@
-//! The fd store's own process: `bdnfs fdstore-process`, which an agent starts, and which writes its process id where its lock is; or
-//! `bdnfs fdstore`, a service that agents connect to, and which stays when it holds nothing.
+//! The fd store's own process: `bdnfs fdstore-process`, which an agent starts, and which writes its process id where its lock is;
+//! or `bdnfs fdstore`, a service that agents connect to, and which stays when it holds nothing.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,9 +24,9 @@ use super::wire::{self, Message, VERSION};
 use crate::context::Context;
 use crate::{open_files, runtime, text};
 
-/// How long the agent that started it may take to connect.
+/// The time in which the agent that started it must connect.
 const FIRST_AGENT_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often a full queue is checked.
+/// The interval at which a full queue is checked.
 const FULL_QUEUE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Runs an fd store: its standard input is the socket that it listens at, its standard output the locked file.

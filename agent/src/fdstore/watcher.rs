@@ -8,7 +8,7 @@ use bdnfs::task::blocking;
 
 use super::{FDSTORE_RESTART_PAUSE, FdStore};
 
-/// How often is checked whether a watcher is needed. A mount that ends before costs none.
+/// The interval at which it is checked whether a watcher is needed. A mount that ends before costs none.
 const WATCHER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The pause before a watcher that could not be started is tried again: the fd store of another agent may have the cache for
 /// minutes.

@@ -22,7 +22,8 @@ const MAX_DESCRIPTORS: usize = 32;
 /// A message.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Message {
-    /// The agent's first: its version, how long to hold without an agent, in seconds, and whether it will send heartbeats: more of these.
+    /// The agent's first: its version, how long to hold without an agent, in seconds, and whether it will send heartbeats: more of
+    /// these.
     Hello {
         version: u32,
         hold: u64,

@@ -40,11 +40,11 @@ use written_volumes::WrittenVolume;
 
 /// The prefix of the keys of their publications.
 const KEY_RUNTIME: &str = "docker";
-/// How long dockerd waits for an answer to create or mount; no configuration of it says another time.
+/// The time that dockerd waits for an answer to create or mount; no configuration of it says another time.
 const DOCKER_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long before the end of a runtime's wait it is answered, at the least.
+/// The least time before the end of a runtime's wait at which it is answered.
 const ANSWER_MARGIN: Duration = Duration::from_secs(1);
-/// How often a failed publication is retried.
+/// The interval at which a failed publication is retried.
 const PUBLISH_RETRY_INTERVAL: Duration = Duration::from_secs(5 * 60);
 
 /// The configuration of the volume plugin.
@@ -52,7 +52,7 @@ const PUBLISH_RETRY_INTERVAL: Duration = Duration::from_secs(5 * 60);
 pub struct DockerConfig {
     /// The socket of the plugin, by whose name runtimes know it.
     pub socket: PathBuf,
-    /// How long podman waits for an answer: its `volume_plugin_timeout`.
+    /// The time that podman waits for an answer: its `volume_plugin_timeout`.
     pub podman_timeout: Duration,
 }
 
@@ -300,7 +300,7 @@ impl DockerVolumes {
         self.publications.publish(&key(name), request, wait, milestone).await
     }
 
-    /// How long a call of `by` is held: a little less than it waits for an answer.
+    /// Returns the time for which a call of `by` is held: a little less than it waits for an answer.
     fn wait_limit(&self, by: VolumeRuntime) -> Duration {
         let timeout = match by {
             VolumeRuntime::Docker => DOCKER_TIMEOUT,

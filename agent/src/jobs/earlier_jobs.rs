@@ -21,7 +21,7 @@ use crate::records::Records;
 
 /// The jobs of an earlier run.
 pub struct EarlierJobs {
-    /// What is known of each, by their ids, and why the record of one can't be read.
+    /// The records of the jobs by their ids, each with the reason why it can't be read.
     pub jobs: BTreeMap<u64, (JobRecord, Option<Failure>)>,
     /// The highest id that there was, also of a job of which only the directory is left; 0 for none.
     pub last: u64,
@@ -74,7 +74,7 @@ fn numbers(directory: &Path) -> io::Result<Vec<u64>> {
     fs::read_dir(directory)?.filter_map(|entry| number(entry).transpose()).collect()
 }
 
-/// What the `directory` of a job says of it. Touches the local disk.
+/// Makes the record of a job from what its `directory` tells. Touches the local disk.
 fn without_record(id: u64, directory: &Path, damage: &Failure) -> JobRecord {
     let (_, events) = EventFile::read(directory);
     // `<volumes>/<tenant>/jobs/<id>`

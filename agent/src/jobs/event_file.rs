@@ -15,9 +15,9 @@ use crate::api::job_event::{JobEvent, MAX_KEPT_EVENTS, push_event};
 
 /// The name of the file.
 const EVENTS_FILE: &str = "events.jsonl";
-/// How much of a longer file is read, its end: more than its events have, whose texts are short.
+/// The length of the end of a longer file that is read: more than its events have, whose texts are short.
 const MAX_TAIL_BYTES: u64 = 64 << 20;
-/// How many lines it has at most: then those of events that are left out are removed.
+/// The maximum number of lines: beyond it, those of events that are left out are removed.
 const MAX_LINES: usize = 2 * MAX_KEPT_EVENTS;
 
 /// The file with the events of a job.

@@ -40,18 +40,18 @@ pub struct Job {
     directory: PathBuf,
     status: Mutex<JobStatus>,
     stop: watch::Sender<StopRequest>,
-    /// How many events there were.
+    /// The number of events that there were.
     events: watch::Sender<usize>,
     event_writer: Arc<EventWriter>,
     /// Whether the job was started by an earlier run of the agent: then a part of it is done.
     restored: bool,
-    /// Why its record can't be read, if it can't.
+    /// The reason why its record can't be read, if it can't.
     damage: Option<Failure>,
     /// Held for reading while one of its sources is mounted.
     pub(super) mounting: Arc<RwLock<()>>,
     permit: Mutex<Option<AdmissionPermit>>,
     volume_claim: Mutex<Option<Arc<VolumeClaim>>>,
-    /// How many events of its saver are events of the job.
+    /// The number of events of its saver that are events of the job.
     saver_events: AtomicU64,
     /// Whether this run of the agent has made its volume.
     volume_created: AtomicBool,
@@ -172,7 +172,7 @@ impl Job {
         self.restored
     }
 
-    /// Why its record can't be read, if it can't.
+    /// Returns the reason why its record can't be read, if it can't.
     pub fn damage(&self) -> Option<&Failure> {
         self.damage.as_ref()
     }
@@ -282,7 +282,7 @@ impl Job {
         self.status.lock().report = Some(report);
     }
 
-    /// How many events of its saver are events of the job.
+    /// Returns the number of events of its saver that are events of the job.
     pub fn saver_events(&self) -> u64 {
         self.saver_events.load(Relaxed)
     }
@@ -331,7 +331,7 @@ impl Job {
         self.stop_request() > StopRequest::None
     }
 
-    /// How the job was last asked to stop.
+    /// Returns the last request to stop the job.
     pub fn stop_request(&self) -> StopRequest {
         *self.stop.borrow()
     }

@@ -15,7 +15,7 @@ use crate::mounts::MountManager;
 use crate::records::Records;
 use crate::volumes::{JobVolume, Volumes};
 
-/// What all jobs use, and where their records are.
+/// The services that all jobs use, and the directory of their records.
 #[derive(Debug)]
 pub struct JobServices {
     pub(super) records: Records<JobRecord>,
@@ -24,7 +24,7 @@ pub struct JobServices {
     pub(super) mirrors: Arc<MirrorQueue>,
     pub(super) admission: Arc<AdmissionQueue>,
     pub(super) volumes: Arc<Volumes>,
-    /// How long ago what a job reads may have been verified.
+    /// The maximum age of a verification of what a job reads.
     pub(super) scrub_interval: Duration,
 }
 

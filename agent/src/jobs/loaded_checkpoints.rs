@@ -18,7 +18,7 @@ use crate::api::job::JobRequest;
 use crate::api::{ApiResult, Failure, Weights};
 use crate::{mirror, text};
 
-/// How long a mirror may take to answer, as every operation may.
+/// The time in which a mirror must answer, as for every operation.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A checkpoint, and the manifest of each rank's part of it.

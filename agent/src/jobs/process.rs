@@ -16,7 +16,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use super::supervisor::{self, SupervisorInfo, SupervisorOrder, SupervisorReply, is_supervised};
 
-/// How long it may take until the commands run: some dozens of mounts, which a broken file system of the host may hold up.
+/// The time that it may take until the commands run: some dozens of mounts, which a broken file system of the host may hold up.
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The pause before a supervisor is looked for again that there was no descriptor for.

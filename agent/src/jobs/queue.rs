@@ -36,17 +36,17 @@ use crate::volumes::{Volumes, flock_probe};
 
 /// Subdirectory of the cache with one directory for each job.
 const JOB_RECORDS_DIRECTORY: &str = "jobs";
-/// How many jobs that have ended are kept.
+/// The number of ended jobs that are kept.
 const ENDED_JOBS_KEPT: usize = 200;
-/// How long the status of a job is held back for another event.
+/// The time for which the status of a job is held back for another event.
 const STATUS_POLL_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an answer waits of which events are left out.
+/// The delay of an answer from which events are left out.
 const LEFT_OUT_PAUSE: Duration = Duration::from_millis(200);
-/// How long a status request waits while a job is staged, whose progress changes all the time, and while a log is followed.
+/// The time that a status request waits while a job is staged, whose progress changes all the time, and while a log is followed.
 const PROGRESS_POLL_TIMEOUT: Duration = Duration::from_millis(200);
-/// How often a log is read meanwhile.
+/// The interval at which a log is read meanwhile.
 const LOG_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// How much of a log is sent at once.
+/// The number of bytes of a log that are sent at once.
 const LOG_CHUNK_BYTES: usize = 1 << 20;
 
 /// All jobs of one agent.
@@ -282,8 +282,8 @@ impl JobQueue {
     }
 
     /// Stops all jobs that can't go on without this agent, and waits for their end. A persistent agent that hands its mounts
-    /// over leaves the jobs that read them to the next one, too, and so does one whose jobs of the last run are not restored: nobody
-    /// ends those.
+    /// over leaves the jobs that read them to the next one, too, and so does one whose jobs of the last run are not restored:
+    /// nobody ends those.
     pub async fn end_all(&self, how: Shutdown, is_restored: bool) {
         if self.services.lifecycle.is_persistent() && how == Shutdown::HandOver {
             return;

@@ -20,13 +20,13 @@ pub struct JobRecord {
     /// Whether the job is admitted: then all its sources are leased.
     #[serde(default)]
     pub admitted: bool,
-    /// How many events of its saver are events of the job.
+    /// The number of events of its saver that are events of the job.
     #[serde(default)]
     pub saver_events: u64,
 }
 
 impl JobRecord {
-    /// How the job was last asked to stop.
+    /// Returns the last request to stop the job.
     pub fn stop_request(&self) -> StopRequest {
         match (self.stop, self.stop_now) {
             (false, _) => StopRequest::None,

@@ -1,4 +1,4 @@
-//! What a run of a job does: created, deploying, running, and one of three ends.
+//! The run of a job: created, deploying, running, and one of three ends.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -25,16 +25,16 @@ use crate::context::Context;
 use crate::deploy::{CheckpointCaching, SavedVolume};
 use crate::lifecycle::KeepAlive;
 
-/// How long a supervisor that another process started may take until its commands run.
+/// The time that a supervisor that another process started may take until its commands run.
 const COMMANDS_START_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often such a supervisor is checked.
+/// The interval at which such a supervisor is checked.
 const COMMANDS_START_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How a run has ended.
+/// The end of a run.
 struct RunEnd {
     /// The exit of the commands, or why there is none.
     exit: ApiResult<JobExit>,
-    /// Why checkpoints are only on this node, if some are.
+    /// The reason why checkpoints are only on this node, if some are.
     unsaved: Option<Failure>,
 }
 
@@ -118,8 +118,8 @@ impl JobRun {
     /// Waits until the commands have ended, and until all is saved that they wrote.
     async fn supervise_and_save(&self, supervisor: &SupervisorInfo) -> RunEnd {
         let ended = async {
-            // The supervisor's lock goes with the commands, and what they read is verified after them: until the scratch directory is
-            // removed, no other job of this id may begin.
+            // The supervisor's lock goes with the commands, and what they read is verified after them: until the scratch directory
+            // is removed, no other job of this id may begin.
             let lock = self.lock_volume().await;
             let saver = JobSaver::watch(self);
             let exit = tokio::select! {
@@ -340,7 +340,7 @@ impl JobRun {
     }
 }
 
-/// Why a job ended that depended on a process which is gone.
+/// Returns the failure of a job that depended on a process which is gone.
 fn orphaned() -> Failure {
     Failure::new(Kind::Interrupted, "the process that ran it ended")
 }

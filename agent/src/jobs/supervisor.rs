@@ -50,9 +50,9 @@ const ENDED_FILE: &str = "ended.json";
 /// The directory on which the root of the job's mount namespace is put together.
 pub const ROOT_DIRECTORY: &str = "root";
 
-/// How long killed processes may take to vanish: one that waits for a broken disk may never.
+/// The time that killed processes may take to vanish: one that waits for a broken disk may never.
 pub(super) const KILL_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often killed processes are looked for.
+/// The interval at which killed processes are looked for.
 const KILL_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The order of a supervisor. It travels over a pipe, for there are secrets in it.
@@ -173,8 +173,8 @@ struct PreparedJob {
     started: SupervisorInfo,
 }
 
-/// Receives the order on the standard input, and prepares its commands. `None` where there comes none; then what this process guards
-/// is unmounted.
+/// Receives the order on the standard input, and prepares its commands. `None` where there comes none; then what this process
+/// guards is unmounted.
 fn receive_and_prepare() -> Result<Option<PreparedJob>> {
     runtime::set_process_name(c"bdnfs-launch")?;
     let lock = take_lock()?;
@@ -246,7 +246,8 @@ impl JobDirectory {
         Ok(Self { directory, commands_lock: lock_file(path, COMMANDS_LOCK_FILE)?, _locks: locks })
     }
 
-    /// Lets everybody see that the commands are about to be ended, or have ended: what a process closes from now on may be half written.
+    /// Lets everybody see that the commands are about to be ended, or have ended: what a process closes from now on may be half
+    /// written.
     fn release_commands_lock(&self) {
         // Unlike a new file, that needs no space on the disk. It fails for a file that is not open.
         let _ = rustix::fs::flock(&self.commands_lock, FlockOperation::Unlock);
@@ -354,7 +355,7 @@ mod tests {
         Some(child)
     }
 
-    /// What a supervisor in the namespace of `child` leaves.
+    /// Makes the information that a supervisor in the namespace of `child` leaves.
     fn info(child: &Child) -> SupervisorInfo {
         let pid = child.id().to_string();
         let (namespace, namespace_id) = (namespace::number(&pid).unwrap(), namespace::unique_id(&pid));

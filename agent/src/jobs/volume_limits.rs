@@ -166,7 +166,7 @@ async fn await_overrun_of(
     }
 }
 
-/// What `measure` returns, and how long it took, without the wait for a thread, which burdens no disk.
+/// Returns the result of `measure` and the time that it took, without the wait for a thread, which burdens no disk.
 fn timed<T>(measure: impl FnOnce() -> T) -> (T, Duration) {
     let begin = Instant::now();
     (measure(), begin.elapsed())

@@ -15,8 +15,9 @@ use super::resolved_snapshot::ResolvedSnapshot;
 use crate::api::{ApiResult, Failure, MountRequest};
 use crate::mirror;
 
-/// Opens the checkpoint that `selector` means in the mirror of `request`, or in this machine's own; and when it was saved. Where the request
-/// names a snapshot of it, that is opened, even if the checkpoint has changed since, or was removed and is not collected yet.
+/// Opens the checkpoint that `selector` means in the mirror of `request`, or in this machine's own; and when it was saved. Where
+/// the request names a snapshot of it, that is opened, even if the checkpoint has changed since, or was removed and is not
+/// collected yet.
 pub async fn open(
     engine: &Engine,
     scratch: &Path,

@@ -54,7 +54,7 @@ impl Mounter {
 /// A mount that is marked as about to become native, until this is dropped, however that comes about.
 struct Conversion {
     managed: Arc<ManagedMount>,
-    /// Why it did not.
+    /// The reason why it did not.
     note: Option<String>,
     _alive: KeepAlive,
 }

@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::records::Records;
 
-/// How many snapshots of a source are remembered: the newest may only have been begun.
+/// The number of snapshots of a source that are remembered: the newest may only have been begun.
 const SNAPSHOTS_KEPT: usize = 8;
 
-/// How many sources are remembered from one agent to the next, each with a file of some hundred bytes: authors of pods choose
-/// sources and patterns, as many as they like.
+/// The number of sources that are remembered from one agent to the next, each with a file of some hundred bytes: authors of pods
+/// choose sources and patterns, as many as they like.
 const MAX_SOURCES: usize = 10_000;
 
 /// A snapshot that a source was mounted as.

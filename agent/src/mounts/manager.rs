@@ -22,12 +22,13 @@ use super::resolved_snapshot::ResolvedSnapshot;
 use crate::api::{ApiResult, Failure, LostMount, MountInfo, MountRequest, StageStatus};
 use crate::lifecycle::{KeepAlive, Lifecycle};
 
-/// How long the progress of a stage is held back: its end is answered at once, and progress as often as is smooth to the eye.
+/// The time for which the progress of a stage is held back: its end is answered at once, and progress as often as is smooth to the
+/// eye.
 const STAGE_POLL_TIMEOUT: Duration = Duration::from_millis(200);
-/// How long an unmount waits: a mount ends at once unless it was detached (`umount -l`) in use.
+/// The time that an unmount waits: a mount ends at once unless it was detached (`umount -l`) in use.
 const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a mount waits for a disk that does not answer: as long as any operation may take. An overloaded one does by then.
+/// The time that a mount waits for a disk that does not answer: as long as any operation may take. An overloaded one does by then.
 const DISK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// All mounts of one agent.

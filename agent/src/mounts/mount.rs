@@ -40,7 +40,7 @@ pub struct ManagedMount {
     stored: AtomicBool,
     gone: watch::Sender<bool>,
     converting: watch::Sender<bool>,
-    /// Why it is not native.
+    /// The reason why it is not native.
     note: Mutex<Option<String>>,
 }
 
@@ -252,7 +252,7 @@ impl ManagedMount {
         }
     }
 
-    /// How many bytes of it are local; `None` where that takes too long to count, or can't be told. Touches the local disk.
+    /// Counts the bytes of it that are local; `None` where that takes too long to count, or can't be told. Touches the local disk.
     pub fn local(&self) -> Option<u64> {
         self.count_local().unwrap_or_else(|error| {
             tracing::warn!("cannot tell how much of {} is local: {error}", self.mountpoint().display());

@@ -64,8 +64,8 @@ impl FailedMount {
         Self { lost, record: Some(record), _snapshot: snapshot }
     }
 
-    /// The mount at `mountpoint` whose record is `unreadable`. Where the mount point is not known, either, the file of the record stands
-    /// for it.
+    /// The mount at `mountpoint` whose record is `unreadable`. Where the mount point is not known, either, the file of the record
+    /// stands for it.
     pub fn unreadable(unreadable: UnreadableRecord, mountpoint: Option<PathBuf>) -> Self {
         let UnreadableRecord { id, path, error } = unreadable;
         let mountpoint = mountpoint.unwrap_or_else(|| path.clone());
@@ -91,11 +91,11 @@ pub(super) struct UnreadableRecord {
     pub id: u64,
     /// The file.
     pub path: PathBuf,
-    /// Why it can't be read.
+    /// The error of reading it.
     pub error: io::Error,
 }
 
-/// How long to wait when the disk does not list the records.
+/// The time to wait when the disk does not list the records.
 const RECORDS_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// The kind of the records of mounts that the next agent restores.
 const MOUNT_RECORD_KIND: &str = "mounts";

@@ -1,4 +1,4 @@
-//! What a mount request was resolved to.
+//! The result of resolving a mount request.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use bdnfs::snapshot::Snapshot;
 pub struct ResolvedSnapshot {
     /// The snapshot.
     pub snapshot: Arc<Snapshot>,
-    /// What the source was resolved to, as its origin names it.
+    /// The revision that the source was resolved to, as its origin names it.
     pub resolved: String,
     /// A note for the user.
     pub note: Option<String>,

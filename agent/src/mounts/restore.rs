@@ -3,8 +3,9 @@
 //! A mount whose descriptors the [fd store](crate::fdstore) has was never gone, and is served on.
 //!
 //! First all leases, from what the cache itself has: until then, and until native mounts have their packs, nothing is evicted. Then
-//! the mounts, each in the place of the dead one. No network is needed. A mount that can't be restored keeps its lease and its record, and is listed in
-//! the status. The mount of a job or publication that has ended is unmounted: its agent died while it did that.
+//! the mounts, each in the place of the dead one. No network is needed. A mount that can't be restored keeps its lease and its
+//! record, and is listed in the status. The mount of a job or publication that has ended is unmounted: its agent died while it did
+//! that.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -26,14 +27,15 @@ use super::record::{FailedMount, MountRecord, REQUEST_SECRETS};
 use crate::api::{ApiResult, Failure, LostMount, MountRequest};
 use crate::fdstore::StoredMount;
 
-/// How many mounts are restored at once: each waits for the kernel, and one whose mount point does not answer must not hold
-/// up all.
+/// The number of mounts that are restored at once: each waits for the kernel, and one whose mount point does not answer must not
+/// hold up all.
 const PARALLEL_RESTORES: usize = 16;
 
-/// How long what containers read before the machine was started again is not evicted: so long a kubelet may take to start them.
+/// The time for which data that containers read before the machine's last boot is not evicted: so long a kubelet may take to start
+/// them.
 const LAST_BOOT_LEASE_DURATION: Duration = Duration::from_secs(10 * 60);
 
-/// How long a mount whose manifest the cache has lost waits for that of its mirror.
+/// The time that a mount whose manifest the cache has lost waits for that of its mirror.
 const MANIFEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The purpose of a mount of the last run.
@@ -65,7 +67,8 @@ struct LastMount {
 }
 
 /// Restores the mounts of the last run: those of the records, of which the fd store has `stored`. `purpose` tells what the
-/// mount at a mount point is for. Drops `eviction_pause` as soon as all leases are there, before it waits for the kernel. Returns the mounts to stage.
+/// mount at a mount point is for. Drops `eviction_pause` as soon as all leases are there, before it waits for the kernel. Returns
+/// the mounts to stage.
 pub async fn restore(
     manager: &Arc<MountManager>,
     eviction_pause: EvictionPause,

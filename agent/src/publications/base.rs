@@ -52,7 +52,7 @@ pub struct Base {
     staged: OnceCell<()>,
     /// When staging began.
     staging_since: OnceLock<Instant>,
-    /// How many publications have it. It is changed while the table of bases is locked.
+    /// The number of publications that have it. It is changed while the table of bases is locked.
     users: AtomicUsize,
     /// Whether none joins it any more, since somebody else has unmounted it: it is there for those that have it.
     superseded: AtomicBool,
@@ -114,7 +114,7 @@ impl Base {
         self.mount().map_or(Ok(false), |mount| Ok(!mount.is_mounted()?))
     }
 
-    /// What is wrong with it, in one line: its mount has ended, or it has lost staged blocks. Needs no disk.
+    /// Describes what is wrong with it, in one line: its mount has ended, or it has lost staged blocks. Needs no disk.
     pub fn fault(&self) -> Option<String> {
         let Some(mount) = self.mount().filter(|mount| !mount.is_detached() && !mount.is_gone()) else {
             return Some(ENDED_MOUNT_FAULT.to_owned());

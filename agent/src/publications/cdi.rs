@@ -22,7 +22,8 @@ use crate::api::publication::{NamedSource, PublicationState};
 const CDI_VERSION: &str = "0.5.0";
 /// The vendor and class of the devices.
 const CDI_KIND: &str = "bdnfs.io/weights";
-/// How often the file is compared with what is published, in memory. Containers can be started that much after the gate.
+/// The interval at which the file is compared with what is published, in memory. Containers can be started that much after the
+/// gate.
 const CDI_UPDATE_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Publications {

@@ -10,12 +10,12 @@ use super::publication::Publication;
 use crate::api::{ApiResult, Failure};
 
 impl Publications {
-    /// Ends a publication, whatever its state, and waits until what was bound is gone. It is no error where there is none. Its record
-    /// goes after that, where the cache's disk hangs.
+    /// Ends a publication, whatever its state, and waits until what was bound is gone. It is no error where there is none. Its
+    /// record goes after that, where the cache's disk hangs.
     ///
     /// # Errors
-    /// Why it can't be unbound; then it stays published. [`Kind::Busy`] also for one of an earlier run whose record can't be read, where
-    /// nothing else tells what it has bound.
+    /// Why it can't be unbound; then it stays published. [`Kind::Busy`] also for one of an earlier run whose record can't be read,
+    /// where nothing else tells what it has bound.
     pub async fn unpublish(self: &Arc<Self>, key: &str) -> ApiResult<()> {
         self.lifecycle.ready().await;
         self.await_adoption(key).await?;

@@ -20,8 +20,8 @@ use crate::api::{ApiResult, Failure};
 use crate::text;
 use end::EndRequest;
 
-/// How long a publication may be pending without a request, and a failure be remembered: kubelets ask again
-/// at the latest after two minutes.
+/// The time for which a publication may be pending without a request, and a failure is remembered: kubelets ask again at the latest
+/// after two minutes.
 const ABANDON_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 /// A publication.
@@ -56,7 +56,7 @@ struct State {
     step: Step,
     base: Option<Arc<Base>>,
     message: String,
-    /// Why it could not be unpublished.
+    /// The reason why it could not be unpublished.
     unpublish_failure: Option<Failure>,
     /// Whether it has ended, and nothing is bound to its target any more.
     is_unbound: bool,
@@ -248,7 +248,7 @@ impl Publication {
         matches!(self.state.borrow().step, Step::Published)
     }
 
-    /// Why it failed.
+    /// Returns the reason why it failed.
     pub fn failure(&self) -> Option<Failure> {
         match &self.state.borrow().step {
             Step::Failed(failure) | Step::Gone(Some(failure)) => Some(failure.clone()),

@@ -24,7 +24,7 @@ use super::record::PublicationRecord;
 use crate::api::publication::{SLURM_STATE_FILE, Staging};
 use crate::mounts::MountPurpose;
 
-/// How often records and mount table are compared. What is left over costs space in the cache, and nothing else.
+/// The interval at which records and mount table are compared. What is left over costs space in the cache, and nothing else.
 pub const RECONCILE_INTERVAL: Duration = Duration::from_secs(5 * 60);
 /// The prefixes of the keys of publications for containers of OCI runtimes, and for jobs of Slurm.
 const OCI_KEY_PREFIX: &str = "oci-";
@@ -129,8 +129,8 @@ impl Publications {
         (publication, is_bound)
     }
 
-    /// The target of a publication of an earlier run. The configured targets may have changed, and what is bound is to be unbound all
-    /// the same. Touches the local disk.
+    /// The target of a publication of an earlier run. The configured targets may have changed, and what is bound is to be unbound
+    /// all the same. Touches the local disk.
     fn target_of_last_run(&self, path: &Path) -> BindTarget {
         BindTarget::locate(path, &self.config.targets).unwrap_or_else(|_| BindTarget::at(path))
     }
@@ -299,8 +299,8 @@ fn restore_bind(target: &BindTarget, base: Option<&Base>) -> Result<bool> {
     Ok(true)
 }
 
-/// Whether the Slurm job has ended for which it was published: its epilog, which removes the state, may have found no agent. Touches
-/// the local disk.
+/// Whether the Slurm job has ended for which it was published: its epilog, which removes the state, may have found no agent.
+/// Touches the local disk.
 fn has_ended_job(publication: &Publication) -> bool {
     let target = publication.target.as_ref().filter(|_| publication.key.starts_with(SLURM_KEY_PREFIX));
     let state = target.and_then(|target| Some(target.path().parent()?.join(SLURM_STATE_FILE)));

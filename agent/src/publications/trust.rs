@@ -128,8 +128,8 @@ fn admin_key(access: &Access) -> Option<&'static str> {
     keys.into_iter().find(|(is_set, _)| *is_set).map(|(_, key)| key)
 }
 
-/// The access of `request`, with its own secrets. An untrusted one gets nothing else, and reads local sources below `inline_sources`
-/// only, which [`check`] has found it to lie in, though a link may have been put in its way since.
+/// The access of `request`, with its own secrets. An untrusted one gets nothing else, and reads local sources below
+/// `inline_sources` only, which [`check`] has found it to lie in, though a link may have been put in its way since.
 ///
 /// # Errors
 /// [`Kind::Invalid`] where several secrets came and none is named.

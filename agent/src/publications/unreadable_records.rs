@@ -1,7 +1,7 @@
 //! Records of publications that can't be read: what such a publication has bound stays until somebody asks for it by its key.
 //!
-//! Which base it has, and where that is bound, is told by the mount table alone. As long as there is one, nothing in it is taken for
-//! left over: a pod may read from it.
+//! Which base it has, and where that is bound, is told by the mount table alone. As long as there is one, nothing in it is taken
+//! for left over: a pod may read from it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -29,7 +29,7 @@ const POD_KEY_PREFIX: &str = "csi-";
 /// The records that can't be read, and all bases of the run that wrote them.
 #[derive(Debug, Default)]
 pub struct UnreadableRecords {
-    /// Why each can't be read, by its key.
+    /// The reason why each can't be read, by its key.
     errors: Mutex<BTreeMap<String, String>>,
     bases: Mutex<Vec<Arc<Base>>>,
     /// Held while one is taken over, or ended: whoever comes second finds what the first has made of it.
@@ -179,8 +179,8 @@ impl Publications {
         Ok(found)
     }
 
-    /// Whether `base` shows what `request` asks for, as far as that can be told without its origin. `is_its`: what is bound is known to be
-    /// that of its key, for which nobody asks for anything else.
+    /// Whether `base` shows what `request` asks for, as far as that can be told without its origin. `is_its`: what is bound is
+    /// known to be that of its key, for which nobody asks for anything else.
     fn is_for(&self, base: &Base, request: &PublicationRequest, is_its: bool) -> bool {
         let Ok(asked) = mount_request(request.clone(), &self.config.inline_sources) else { return false };
         let tenant = asked.tenant.clone().unwrap_or_else(|| self.tenant().to_owned());

@@ -13,7 +13,7 @@ pub(super) struct DirectoryScan {
     pub seals: Seals,
     /// The units that trackers name, and when each of those was written.
     pub tracked: Vec<(String, FileTime)>,
-    /// What is left out, and why.
+    /// The entries that are left out, and why.
     pub skipped: SkippedEntries,
 }
 

@@ -39,9 +39,9 @@ pub struct SaveOrder {
     pub seen_mirrors: PathBuf,
     /// The most bytes a second that are read for it.
     pub upload_rate: Option<u64>,
-    /// How long what fails is tried again when the job has ended.
+    /// The time for which failed saves are retried when the job has ended.
     pub give_up: Duration,
-    /// How many complete checkpoints of the project stay in the mirror; `None`: all.
+    /// The number of complete checkpoints of the project that stay in the mirror; `None`: all.
     #[serde(default)]
     pub keep: Option<NonZeroU32>,
 }
@@ -74,7 +74,8 @@ impl SaveOrder {
         })
     }
 
-    /// The files that the job's processes were writing when these were ended, once the job has ended: half written, however that went.
+    /// The files that the job's processes were writing when these were ended, once the job has ended: half written, however that
+    /// went.
     pub(super) fn cut_files(&self) -> WrittenFiles {
         self.job_lock.as_ref().and_then(|_| self.commands_end()).unwrap_or_default().cut
     }

@@ -21,16 +21,17 @@ use crate::text;
 /// The backoff after a failure, at first and at most.
 const MIN_SAVE_RETRY_WAIT: Duration = Duration::from_secs(1);
 const MAX_SAVE_RETRY_WAIT: Duration = Duration::from_secs(60);
-/// How many entries that are left out are reported one by one.
+/// The number of left-out entries that are reported one by one.
 const MAX_REPORTED_SKIPS: usize = 1000;
-/// How many checkpoints that were deleted too early, or can't be saved, are reported one by one in an hour: a job may make them without end.
+/// The number of checkpoints per hour that are reported one by one because they were deleted too early or can't be saved: a job may
+/// make them without end.
 const MAX_HOURLY_NOTES: u32 = 100;
 const HOUR: Duration = Duration::from_secs(3600);
-/// How many checkpoints are reported, and with them those that are there.
+/// The number of checkpoints that are reported, including those that are there.
 const MAX_REPORTED_CHECKPOINTS: usize = 1000;
-/// How many uploads of a unit in a row that its job changed meanwhile are reported.
+/// The number of uploads of a unit in a row, changed by its job meanwhile, from which on that is reported.
 const CHANGES_REPORTED_FROM: u32 = 3;
-/// How often the record is written for the sake of the backlog alone: it is flushed to the disk, which the job needs.
+/// The interval at which the record is written for the sake of the backlog alone: it is flushed to the disk, which the job needs.
 const BACKLOG_WRITE_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Saver {
@@ -139,7 +140,8 @@ impl Saver {
         self.note_rarely(format!("{:?} cannot be saved: {error}", unit.name()));
     }
 
-    /// Notes what a job can cause at any rate. What is too much for an hour is counted, and told of with the first event after that.
+    /// Notes what a job can cause at any rate. What is too much for an hour is counted, and told of with the first event after
+    /// that.
     pub(super) fn note_rarely(&mut self, text: String) {
         let (begin, notes) = &mut self.hourly_notes;
         if begin.elapsed() >= HOUR {
@@ -315,7 +317,8 @@ impl Saver {
     }
 }
 
-/// The seconds between the newest two complete named checkpoints that were saved, of which one may have `replaced` its earlier state.
+/// The seconds between the newest two complete named checkpoints that were saved, of which one may have `replaced` its earlier
+/// state.
 fn interval(checkpoints: &[UnitReport], replaced: Option<DateTime<Utc>>) -> Option<f64> {
     let complete = checkpoints.iter().filter(|one| one.complete && one.name != LOOSE);
     let mut times: Vec<_> = complete.filter_map(|one| one.saved).chain(replaced).collect();

@@ -17,7 +17,7 @@ use crate::volumes;
 
 /// The file in a volume that its saver prints to: it outlives the reader of the agent's output.
 const SAVER_LOG_FILE: &str = "saver.log";
-/// How long a saver may take to begin: it opens a file or two.
+/// The time in which a saver must begin: it opens a file or two.
 const SAVER_START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Whether the saver of the `volume` lives, whichever agent started it.

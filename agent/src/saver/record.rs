@@ -20,7 +20,7 @@ const RECORD_FILE: &str = "saver.json";
 const END_FILE: &str = "saver.end";
 /// The directory in a volume with the seals of its units.
 pub(super) const SEALS_DIRECTORY: &str = "seals";
-/// How many events are kept: earlier ones are reported already, or too many to be of use.
+/// The number of events that are kept: earlier ones are reported already, or too many to be of use.
 const MAX_EVENTS: usize = 200;
 
 /// The record of a saver.
@@ -36,10 +36,10 @@ pub struct SaverRecord {
     /// The states in which units had a writer when they were to be sealed.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub written_to: BTreeMap<String, Fingerprint>,
-    /// What the disk failed to write.
+    /// The content that the disk failed to write.
     #[serde(default, skip_serializing_if = "UnwrittenContent::is_empty")]
     pub unwritten: UnwrittenContent,
-    /// How many events there were.
+    /// The number of events that there were.
     pub events: u64,
     /// The last of them, each a line.
     pub last_events: Vec<String>,
@@ -87,7 +87,7 @@ pub enum SaverEnd {
 }
 
 impl SaverRecord {
-    /// What a saver found that is not saved, and how that is `sealed`.
+    /// Returns the checkpoints found by a saver that are not saved, and how each is `sealed`.
     pub fn unsaved(&self, sealed: &BTreeMap<String, SealedState>) -> BTreeMap<String, Option<SealedState>> {
         let found = self.report.checkpoints.iter().filter(|one| match one.state {
             CheckpointState::Sealed => true,

@@ -19,7 +19,7 @@ const SAVER_RESTART_INTERVAL: Duration = Duration::from_secs(5);
 pub struct SaverRestarts {
     /// When it was last tried to start it.
     tried: Option<Instant>,
-    /// Why the last start failed.
+    /// The reason why the last start failed.
     failed: Option<String>,
 }
 

@@ -22,13 +22,13 @@ use super::save_context::{IntactUnit, SaveContext, SettledUnit, UploadOutcome};
 use super::upload_ahead::{AheadFiles, AheadTask};
 use crate::api::job::WrittenFiles;
 
-/// How often the directory is scanned.
+/// The interval at which the directory is scanned.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
-/// How long no scan runs after one, as a multiple of what that took: walks of very many files must not keep a processor busy.
+/// The pause after a scan, as a multiple of its duration: walks of very many files must not keep a processor busy.
 const SCAN_PAUSE_FACTOR: u32 = 5;
 /// The longest time in which no scan runs: it also finds that the job has ended.
 const MAX_SCAN_PAUSE: Duration = Duration::from_secs(10);
-/// How long each saver tries at least before it gives up.
+/// The least time for which each saver tries before it gives up.
 const MIN_GIVE_UP_TIME: Duration = Duration::from_secs(60);
 
 /// Saves until the job has ended and nothing is left to be saved.
@@ -108,7 +108,7 @@ pub struct Saver {
     pub(super) is_partial: bool,
     /// When a failed unit or scan is retried, and its backoff.
     pub(super) retry: BTreeMap<String, (Instant, Backoff)>,
-    /// How many uploads of a unit in a row its job changed meanwhile.
+    /// The number of uploads of a unit in a row during which its job changed it.
     pub(super) changes: BTreeMap<String, u32>,
     /// Since when units are being written that were not sealed since, and whether that was reported.
     pub(super) unsealed: BTreeMap<String, (Instant, bool)>,
@@ -116,12 +116,12 @@ pub struct Saver {
     pub(super) unwritten_files: BTreeMap<String, EncodedPath>,
     /// The units of which content was found that is not saved, and how they were sealed.
     pub(super) unsaved: BTreeMap<String, Option<SealedState>>,
-    /// How many events there were in the hour that began then of those that a job can cause at any rate.
+    /// The start of an hour, and the number of events in it of those that a job can cause at any rate.
     pub(super) hourly_notes: (Instant, u32),
-    /// What was sealed of units that are torn.
+    /// The sealed remainders of units that are torn.
     pub(super) survivors: Vec<SettledUnit>,
     ahead_files: AheadFiles,
-    /// How long a scan takes.
+    /// The duration of a scan.
     scan_duration: Duration,
 }
 

@@ -43,7 +43,7 @@ pub struct SaveContext {
     pub directory: Arc<VolumeDirectory>,
     /// The mirror, once it could be opened.
     mirror: OnceCell<Mirror>,
-    /// What the disk failed to write of it.
+    /// The content of it that the disk failed to write.
     pub unwritten: Mutex<UnwrittenContent>,
 }
 
@@ -62,8 +62,8 @@ pub struct SettledUnit {
     /// Whether it is what its job has left, deleting it, of a state that was never saved.
     #[serde(default)]
     pub partial: bool,
-    /// The unit as it was sealed before its job began to delete it, where this is the rest: an earlier saver may have saved that, and not
-    /// have written it down.
+    /// The unit as it was sealed before its job began to delete it, where this is the rest: an earlier saver may have saved that,
+    /// and not have written it down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub whole: Option<Box<SettledUnit>>,
     /// Whether only time tells that it has no writer.
@@ -153,8 +153,8 @@ impl SaveContext {
         CheckpointId::new(&self.order.project, &self.order.id, unit, self.order.rank)
     }
 
-    /// Seals a unit: makes it durable and records it. Where the job `runs`, only if nobody has begun to end it by then: a writer that is
-    /// killed closes its files like any other. Returns `None` when it is sealed, else why it is not.
+    /// Seals a unit: makes it durable and records it. Where the job `runs`, only if nobody has begun to end it by then: a writer
+    /// that is killed closes its files like any other. Returns `None` when it is sealed, else why it is not.
     ///
     /// # Errors
     /// [`Kind::Disk`], [`Kind::NoSpace`].

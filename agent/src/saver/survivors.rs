@@ -14,9 +14,9 @@ use super::round::Saver;
 use super::save_context::{SettledUnit, UploadOutcome};
 use crate::api::saving::CheckpointState;
 
-/// How many torn files of a unit an event names.
+/// The number of torn files of a unit that an event names.
 const MAX_LISTED_TORN_FILES: usize = 10;
-/// How often a saver that waits to try again looks whether it is to end.
+/// The interval at which a saver that waits to try again checks whether it is to end.
 const END_REQUEST_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Saver {
@@ -105,8 +105,8 @@ impl Saver {
         Ok(())
     }
 
-    /// What is left to be saved of the unit `found`, when nothing writes to it any more: the files that are as they were `sealed`, unless
-    /// they are saved. The others are listed, and `why`.
+    /// Returns what is left to be saved of the unit `found`, when nothing writes to it any more: the files that are as they were
+    /// `sealed`, unless they are saved. The others are listed, and `why`.
     fn survivor(&mut self, found: Seal, sealed: Option<SettledUnit>, why: &str) -> Option<SettledUnit> {
         let name = found.unit.clone();
         let nothing = Seal { unit: name.clone(), ..Seal::default() };

@@ -1,4 +1,5 @@
-//! What a saver knows of a unit beyond the last scan: how it was sealed, whether it was ever complete, and what it is the remainder of.
+//! The state of a unit in a saver, beyond the last scan: how it was sealed, whether it was ever complete, and what it is the
+//! remainder of.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +15,11 @@ use super::round::Saver;
 use super::save_context::{IntactUnit, whole_of_remainder};
 use crate::api::saving::CheckpointState;
 
-/// How long a unit may be written to without being sealed before that is reported.
+/// The time for which a unit may be written to without being sealed before that is reported.
 const UNSEALED_REPORT_DELAY: Duration = Duration::from_secs(60);
 
 impl Saver {
-    /// How a unit is sealed as it is.
+    /// Returns the sealed state of a unit, if it is still as it was sealed.
     pub(super) fn sealed_state(&self, name: &str, state: &UnitState) -> Option<SealedState> {
         self.sealed.get(name).filter(|sealed| sealed.fingerprint == state.fingerprint).copied()
     }
@@ -50,8 +51,8 @@ impl Saver {
         }
     }
 
-    /// Whether a unit that is not sealed may be torn, as its job was killed, or a process that was writing to it, or that may have been:
-    /// the last that was written to it is no whole marker, or it still is as it was when it had a writer.
+    /// Whether a unit that is not sealed may be torn, as its job was killed, or a process that was writing to it, or that may have
+    /// been: the last that was written to it is no whole marker, or it still is as it was when it had a writer.
     async fn is_torn(&self, seal: &Seal) -> bool {
         let is_killed = self.ended.is_some_and(|(_, end)| end == JobEnd::Killed);
         let is_cut = self.cut.is_incomplete || seal.has_file_of(&self.cut.files);
@@ -65,8 +66,8 @@ impl Saver {
         !blocking(move || Ok(context.is_last_written_marker(&seal))).await.is_ok_and(|it| it)
     }
 
-    /// Leaves a unit that may be torn, or has content that the disk failed to write: while the job runs, until it changes, and then for
-    /// good, but for what was sealed of it. False where it is neither.
+    /// Leaves a unit that may be torn, or has content that the disk failed to write: while the job runs, until it changes, and then
+    /// for good, but for what was sealed of it. False where it is neither.
     pub(super) async fn leave_damaged(&mut self, seal: &Seal, state: &UnitState, is_sealed: bool) -> bool {
         let why = if self.report_unwritten(seal) {
             "has content that the disk failed to write: it is"

@@ -19,7 +19,7 @@ use super::socket::ACCEPT_PAUSE;
 /// The most connections at a time: far more than monitors and probes have, and far fewer than the files that mounts may open. One
 /// more ends the oldest, so that those who send nothing keep no probe waiting.
 const MAX_METRICS_CONNECTIONS: usize = 128;
-/// How long one connection may last, which carries one request.
+/// The maximum duration of a connection, which carries one request.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A server of metrics that listens.

@@ -29,11 +29,11 @@ use crate::text;
 
 /// The path of traces below a collector's URL.
 const TRACES_PATH: &str = "v1/traces";
-/// How long a collector may take to answer.
+/// The time in which a collector must answer.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an answer may be, in bytes: a status and a sentence, which need a hundredth of it.
+/// The maximum length of an answer, in bytes: a status and a sentence, which need a hundredth of it.
 const MAX_COLLECTOR_ANSWER_BYTES: usize = 64 << 10;
-/// How long the last spans may take to be sent when the process ends.
+/// The time that the last spans may take to be sent when the process ends.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// The environment's names for where traces go: exactly there, or below there.
 const ENDPOINT_VARIABLES: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];

@@ -197,7 +197,7 @@ impl CacheHome {
         }
     }
 
-    /// How long ago it was last pulled or saved, or that began; `None` where it never was. Touches the local disk.
+    /// Returns the time since it was last pulled or saved, or since that began; `None` where it never was. Touches the local disk.
     pub fn synced_ago(&self) -> Option<Duration> {
         let synced = fs::metadata(self.path.join(SYNC_FILE)).and_then(|found| found.modified()).ok()?;
         // Where the clock was set back since, by how much: nothing is known, and the next save must not wait for that time to come.

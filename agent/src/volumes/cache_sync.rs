@@ -50,7 +50,7 @@ pub use home_report::{LIVING_REPORT_AGE, REPORT_INTERVAL, UnsavedElsewhere};
 pub use sync_state::SyncState;
 use sync_state::{PublishingSnapshot, SavedSnapshot};
 
-/// How often a save is tried when another node saves at the same time, or files are changed while they are read.
+/// The number of attempts at a save when another node saves at the same time, or files are changed while they are read.
 const SAVE_ATTEMPT_LIMIT: u32 = 5;
 
 /// The sync of a home with its mirror, under the home's sync lock.
@@ -89,15 +89,15 @@ pub struct SavedCache {
     pub published: Option<MirrorOutcome>,
     /// The files that are being written, or that the disk failed to write: they are saved as they were before, or not at all.
     pub left_out: LeftOutFiles,
-    /// How many entries can't be saved: fifos, sockets, devices.
+    /// The number of entries that can't be saved: fifos, sockets, devices.
     pub skipped: usize,
     /// The files and directories that can't be read, and why: what was saved of them before stays saved.
     pub unreadable: Vec<(Vec<u8>, SkipReason)>,
-    /// Why other nodes were not told, who take it for not saved.
+    /// The reason why other nodes were not told, who take it for not saved.
     pub unreported: Option<Error>,
 }
 
-/// What a home is pulled for.
+/// The purpose for which a home is pulled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PullPurpose {
     /// For a user that is about to begin.

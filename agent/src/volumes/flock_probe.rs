@@ -31,14 +31,14 @@ use crate::random;
 
 /// The directory of the nodes' files. No tenant's name has a dot.
 const NODES_DIRECTORY: &str = ".nodes";
-/// How often a node writes to its file, and looks at others'.
+/// The interval at which a node writes to its file, and looks at others'.
 const BEAT_INTERVAL: Duration = Duration::from_secs(5);
-/// How often another's file is looked at while this node has its lock: a living node has written meanwhile.
+/// The number of looks at another's file while this node has its lock: a living node has written meanwhile.
 const HELD_LOOKS: u32 = 3;
 /// The age at which the file of an agent that is gone is removed; one that lives makes another.
 const GONE_AGE: Duration = Duration::from_secs(60 * 60);
 
-/// What a node writes to its file.
+/// The content that a node writes to its file.
 #[derive(Debug, Serialize, Deserialize)]
 struct NodeBeat {
     /// The name of its machine.
@@ -68,9 +68,9 @@ struct FlockProbe {
 struct HeldFile {
     path: PathBuf,
     lock: File,
-    /// What was in it when the lock was there.
+    /// The content of it when the lock was there.
     content: Vec<u8>,
-    /// How often it was looked at since.
+    /// The number of looks at it since.
     looks: u32,
 }
 
@@ -103,7 +103,7 @@ pub async fn watch(volumes: Arc<Volumes>) {
     }
 }
 
-/// What is wrong where this node got the lock that the node `host` has.
+/// Describes the fault where this node got the lock that the node `host` has.
 fn fault(shared: &Path, host: &str) -> String {
     format!(
         "locks (flock) on {} do not hold between nodes: this one got a lock that {host} has; programs that rely on them, such as \

@@ -16,7 +16,7 @@ use crate::text;
 #[derive(Debug, Default)]
 pub struct HomeEvictions {
     evicted: Vec<EvictedHome>,
-    /// Why homes stay whose mirror did not confirm that it has them, where that is new.
+    /// The reasons why homes stay whose mirror did not confirm that it has them, where that is new.
     spared: Vec<String>,
 }
 
@@ -44,7 +44,7 @@ impl HomeEvictions {
         !self.evicted.is_empty()
     }
 
-    /// What became of homes, for people.
+    /// Returns the evictions, and the reasons why homes stay, for people.
     pub fn notes(&self) -> impl Iterator<Item = String> {
         self.evicted.iter().map(ToString::to_string).chain(self.spared.iter().cloned())
     }
@@ -59,8 +59,8 @@ impl Volumes {
     }
 
     /// Evicts homes of all tenants as long as `is_short` says so, which is told how many bytes were freed. Their mirrors are asked
-    /// first, which have a few seconds: a home stays whose snapshot is not there. Waits until their space is free. Touches the local
-    /// disk; call it on a blocking thread of a runtime.
+    /// first, which have a few seconds: a home stays whose snapshot is not there. Waits until their space is free. Touches the
+    /// local disk; call it on a blocking thread of a runtime.
     pub fn evict_homes(&self, is_short: impl Fn(u64) -> bool) -> HomeEvictions {
         if !is_short(0) {
             return HomeEvictions::default();

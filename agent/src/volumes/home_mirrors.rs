@@ -18,11 +18,11 @@ use super::cache_home::CacheHome;
 use super::cache_sync::SyncState;
 use crate::api::MirrorRequest;
 
-/// How long all mirrors of a round have to confirm what homes are saved as: whoever needs the room waits for them.
+/// The time in which all mirrors of a round have to confirm what homes are saved as: whoever needs the room waits for them.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a home that was not confirmed stays before its mirror is asked again.
+/// The time that a home that was not confirmed stays before its mirror is asked again.
 const CONFIRM_RETRY_INTERVAL: Duration = Duration::from_secs(60);
-/// How many mirrors are asked at once.
+/// The number of mirrors that are asked at once.
 const CONFIRMATIONS_IN_FLIGHT: usize = 16;
 
 /// Opens the agent's own mirror for a tenant; `None` where it has none. Reads secrets.
@@ -31,9 +31,10 @@ pub type MirrorOpener = Box<dyn Fn(&str) -> Result<Option<Mirror>> + Send + Sync
 /// The mirrors of a node's homes.
 #[derive(Default)]
 pub(super) struct HomeMirrors {
-    /// That of the agent.
+    /// The mirror of the agent.
     own: OnceLock<MirrorOpener>,
-    /// Those that users of homes named last, by the directories of the homes. A restart of the agent forgets them, and their secrets.
+    /// Those that users of homes named last, by the directories of the homes. A restart of the agent forgets them, and their
+    /// secrets.
     named: Mutex<HashMap<PathBuf, NamedMirror>>,
     /// When homes were last not confirmed, and why, by their directories.
     refusals: Mutex<HashMap<PathBuf, (Instant, String)>>,
@@ -69,9 +70,9 @@ impl HomeMirrors {
         all.insert(home.path().to_owned(), named);
     }
 
-    /// Those of `homes` that their mirrors have, and why others stay, where that was not told before. All mirrors are asked at once,
-    /// and have a few seconds together; one that did not confirm a home is not asked for it again within a minute. Call it on a
-    /// blocking thread of a runtime, without a lock.
+    /// Those of `homes` that their mirrors have, and why others stay, where that was not told before. All mirrors are asked at
+    /// once, and have a few seconds together; one that did not confirm a home is not asked for it again within a minute. Call it on
+    /// a blocking thread of a runtime, without a lock.
     pub fn confirm(&self, homes: Vec<EvictionCandidate>) -> (Vec<EvictionCandidate>, Vec<String>) {
         let (now, is_listed) =
             (Instant::now(), |path: &PathBuf| homes.iter().any(|one| one.home.path() == path));

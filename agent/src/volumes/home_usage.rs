@@ -17,7 +17,7 @@ const USAGE_FILE: &str = "usage.json";
 #[derive(Debug, Serialize, Deserialize)]
 struct CountedUsage {
     bytes: u64,
-    /// How long the count took.
+    /// The time that the count took, in seconds.
     seconds: f64,
 }
 

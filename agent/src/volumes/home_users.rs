@@ -31,7 +31,7 @@ use crate::random;
 const USERS_DIRECTORY: &str = "users";
 /// The end of the names of these files.
 const BEAT_SUFFIX: &str = ".json";
-/// How often the creation of a home is tried that is removed meanwhile, and how long after the last time: an NFS client may look at
+/// The number of attempts to create a home that is removed meanwhile, and the time after the last one: an NFS client may look at
 /// the old one for a while.
 const CREATE_ATTEMPT_LIMIT: u32 = 500;
 const CREATE_RETRY_WAIT: Duration = Duration::from_millis(10);
@@ -88,7 +88,7 @@ impl Drop for SharedHomeUser {
 }
 
 impl CacheHome {
-    /// What its users hold locked.
+    /// Returns the paths that its users hold locked.
     pub fn lock_paths(&self) -> Vec<PathBuf> {
         let file = self.is_shared().then(|| self.path().join(USERS_FILE));
         std::iter::once(self.path().to_owned()).chain(file).collect()

@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 use super::Volumes;
 use super::cache_home::CacheHome;
 
-/// How many threads touch the file system at a time: where it hangs, they do until it is back, and others must be left.
+/// The number of threads that touch the file system at a time: where it hangs, they do until it is back, and others must be left.
 const SHARED_IO_LIMIT: usize = 8;
 
 /// The threads that may touch the file system.

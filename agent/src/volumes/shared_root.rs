@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// How long links in a path are looked for: a file system that hangs must not keep an agent from its start.
+/// The timeout for resolving links in a path: a file system that hangs must not keep an agent from its start.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Makes sure that the directory `root` is there, and that only root, or this process's user, writes to it: others could put links

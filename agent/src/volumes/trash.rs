@@ -12,10 +12,10 @@ use rustix::io::Errno;
 
 use crate::runtime;
 
-/// How many entries of one name may lie in a trash at a time.
+/// The number of entries of one name that may lie in a trash at a time.
 const MAX_TRASH_NAMES: u32 = 10_000;
 
-/// How long who empties a trash is waited for, and how often that is looked for: jobs wait for the space meanwhile.
+/// The time that the one who empties a trash is waited for, and the interval of the checks: jobs wait for the space meanwhile.
 const TRASH_LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 const TRASH_LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -47,8 +47,8 @@ pub fn empty(trash: PathBuf) -> Option<JoinHandle<()>> {
     started.inspect_err(|error| tracing::warn!("cannot start a thread to empty the trash: {error}")).ok()
 }
 
-/// Removes what lies in the directory `trash`. When it returns, the space of all that is free, also of what another thread or process
-/// was removing, unless that took longer than [`TRASH_LOCK_TIMEOUT`].
+/// Removes what lies in the directory `trash`. When it returns, the space of all that is free, also of what another thread or
+/// process was removing, unless that took longer than [`TRASH_LOCK_TIMEOUT`].
 fn remove_all(trash: &Path) {
     let _lock = lock_trash(trash);
     let mut round = TrashPass { removed: true, ..TrashPass::default() };
@@ -63,8 +63,8 @@ fn remove_all(trash: &Path) {
     }
 }
 
-/// Waits until nobody else empties the directory `trash`, and locks it: a file loses its name before its space is free, so what is no
-/// longer listed may still occupy the disk. `None` where there is no trash, where its file system has no such locks, and where
+/// Waits until nobody else empties the directory `trash`, and locks it: a file loses its name before its space is free, so what is
+/// no longer listed may still occupy the disk. `None` where there is no trash, where its file system has no such locks, and where
 /// another one, which may be on another node, takes longer than [`TRASH_LOCK_TIMEOUT`].
 fn lock_trash(trash: &Path) -> Option<File> {
     let directory = File::open(trash).ok()?;
@@ -87,7 +87,7 @@ fn lock_trash(trash: &Path) -> Option<File> {
 struct TrashPass {
     /// Whether anything was removed.
     removed: bool,
-    /// How many directories were moved up so far, for their names.
+    /// The number of directories that were moved up so far, for their names.
     moved: u64,
     /// The first that can't be removed, and why.
     failed: Option<(PathBuf, io::Error)>,

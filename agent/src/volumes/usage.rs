@@ -9,9 +9,9 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, openat, statat};
 use rustix::path::Arg;
 
-/// How often the size of a volume is measured: a disk of 2 GB/s writes no more meanwhile than a cache keeps free.
+/// The interval at which the size of a volume is measured: a disk of 2 GB/s writes no more meanwhile than a cache keeps free.
 const MEASURE_INTERVAL: Duration = Duration::from_secs(10);
-/// How many times as long as a measurement the pause after it is: a cache may have millions of files.
+/// The pause after a measurement, as a multiple of its duration: a cache may have millions of files.
 const MEASURE_PAUSE_FACTOR: u32 = 20;
 /// The unit of `st_blocks`, whatever the block size of the file system (stat(2)).
 const SECTOR_BYTES: u64 = 512;

@@ -8,9 +8,9 @@ use std::time::Duration;
 const DIRECTORY_VARIABLE: &str = "BDNFS_VOLUMES_DIR";
 /// The most that a cache may occupy where no configuration says it, in bytes: what one has on the platform.
 const DEFAULT_CACHE_LIMIT_BYTES: u64 = 1_000_000_000_000;
-/// How often caches are saved while jobs run, by default: at most so much of a cache is lost with its node.
+/// The default interval at which caches are saved while jobs run: at most so much of a cache is lost with its node.
 const DEFAULT_SAVE_INTERVAL: Duration = Duration::from_secs(60 * 60);
-/// How long a failed save is retried by default: a mirror is repaired within a day.
+/// The default time for which a failed save is retried: a mirror is repaired within a day.
 const DEFAULT_SAVE_GIVE_UP_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The places and the limits of volumes.
@@ -28,11 +28,11 @@ pub struct VolumeConfig {
     pub project_limits: BTreeMap<String, u64>,
     /// The most that the caches of single teams may occupy, in bytes, by their names.
     pub team_limits: BTreeMap<String, u64>,
-    /// How often the caches of jobs are saved while these run.
+    /// The interval at which the caches of jobs are saved while these run.
     pub save_interval: Duration,
     /// The most bytes a second that are read to save what a job writes while it runs.
     pub upload_rate: Option<u64>,
-    /// How long what can't be saved is tried again when its job has ended.
+    /// The time for which failed saves are retried when the job has ended.
     pub give_up: Duration,
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::fs::FlockOperation;
 
-/// How often a lock is tried again, and how long after the last time: who looks whether a volume is locked has it for a moment.
+/// The number of retries of a lock, and the pause between them: who looks whether a volume is locked has it for a moment.
 const LOCK_RETRIES: u32 = 5;
 const LOCK_RETRY_WAIT: Duration = Duration::from_millis(10);
 

@@ -10,8 +10,8 @@ use bdnfs::cache::node::NodeCache;
 use bdnfs::error::{Error, Kind, Result};
 use rustix::fs::StatVfs;
 
-/// How often the free space is looked at while volumes are written: a disk of 2 GB/s writes no more meanwhile than a cache keeps
-/// free.
+/// The interval at which the free space is checked while volumes are written: a disk of 2 GB/s writes no more meanwhile than a
+/// cache keeps free.
 pub const SPACE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Homes are evicted where less than the reserve divided by this is free: the cache, which keeps all of it free, makes way before
 /// them.

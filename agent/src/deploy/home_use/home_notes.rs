@@ -7,9 +7,9 @@ use crate::text;
 use crate::volumes::cache_home::CacheHome;
 use crate::volumes::cache_sync::{PulledCache, SavedCache};
 
-/// How many names a note lists.
+/// The number of names that a note lists.
 const MAX_SHOWN_PATHS: usize = 5;
-/// How many bytes of each it shows.
+/// The number of bytes of each name that it shows.
 const MAX_SHOWN_PATH_BYTES: usize = 160;
 
 /// The home as commands of `bdnfs project` name it.
@@ -98,7 +98,7 @@ fn shown_path(path: &[u8]) -> String {
     format!("{}{}", begin.escape_ascii(), if rest.is_empty() { "" } else { "..." })
 }
 
-/// Why a home that was written when the node restarted is not saved, and what to do.
+/// Explains why a home that was written when the node restarted is not saved, and what to do.
 pub fn torn_message(home: &CacheHome) -> String {
     let name = argument(home);
     format!(

@@ -19,10 +19,11 @@ use crate::mirror::MIRROR_CONFIG;
 use crate::volumes::cache_home::CacheHome;
 use crate::volumes::cache_sync::{CacheSync, REPORT_INTERVAL};
 
-/// How long it may take to leave a home without saving it: the mirror may be why, and whoever waits for the job's end knows that.
+/// The time that it may take to leave a home without saving it: the mirror may be why, and whoever waits for the job's end knows
+/// that.
 pub(super) const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long it is at first until a home is saved that could not be, and at the longest: jobs of other nodes wait for some minutes.
+/// The first and the longest interval at which a failed save of a home is retried: jobs of other nodes wait for some minutes.
 const FIRST_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 pub(super) const LONGEST_RETRY_INTERVAL: Duration = Duration::from_secs(5 * 60);
 
@@ -72,8 +73,8 @@ async fn save_later<U: HomeUser>(user: U, home: CacheHome) {
     }
 }
 
-/// Ends the use of a home by one that could not begin: it has written nothing. Other nodes need not wait for it, and what is here is
-/// saved, unless others on this node use it.
+/// Ends the use of a home by one that could not begin: it has written nothing. Other nodes need not wait for it, and what is here
+/// is saved, unless others on this node use it.
 pub async fn abandon<U: HomeUser>(user: &U, home: &CacheHome) {
     let has_begun = async {
         let own = home.clone();
@@ -291,7 +292,8 @@ pub async fn report_regularly<U: HomeUser>(user: &U, homes: &[CacheHome]) -> Inf
     }
 }
 
-/// Tells other nodes whether this one uses the home. Of several nodes, only what the first one has will be saved: others tell nothing.
+/// Tells other nodes whether this one uses the home. Of several nodes, only what the first one has will be saved: others tell
+/// nothing.
 pub(super) async fn report_use<U: HomeUser>(user: &U, home: &CacheHome, in_use: bool) -> Result<()> {
     if !user.is_first() {
         return Ok(());

@@ -14,7 +14,7 @@ use crate::volumes::cache_home::CacheScope;
 use crate::volumes::cache_sync::SyncState;
 use crate::volumes::tests::node_cache;
 
-/// How often homes are saved here.
+/// The interval at which homes are saved in these tests.
 const SAVE_INTERVAL: Duration = Duration::from_secs(60 * 60);
 
 /// The user of one home, which is due whenever its mirror was asked for.

@@ -23,9 +23,9 @@ use crate::runtime;
 
 /// The shell of the commands.
 const SHELL: &str = "/bin/sh";
-/// How long processes that the commands left running may take to end.
+/// The time that processes that the commands left running may take to end.
 const LEFTOVER_GRACE_PERIOD: Duration = Duration::from_secs(5);
-/// How long the end of the log may take to be written.
+/// The time that the end of the log may take to be written.
 const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs the commands one after the other until one fails, and ends what they leave running.
@@ -188,8 +188,8 @@ impl<'a> CommandRunner<'a> {
         }
     }
 
-    /// Sends `signal`, SIGTERM or SIGKILL, to all processes, and notes before which files those are writing that it ends. Returns how
-    /// many processes there are.
+    /// Sends `signal`, SIGTERM or SIGKILL, to all processes, and notes before which files those are writing that it ends. Returns
+    /// how many processes there are.
     async fn end_all(&mut self, signal: Signal) -> usize {
         if let Some(device) = self.checkpoint_device {
             let mut ended = processes::all();

@@ -16,11 +16,11 @@ use crate::api::job::{LogChunk, OutputStream};
 /// The prefixes of the names of its files.
 const LOG_FILE_PREFIX: &str = "log.";
 const STREAMS_FILE_PREFIX: &str = "streams.";
-/// How long both files may become together, in bytes, and how many such are kept: 64 MiB are days of what a training job says. On a
-/// disk that is full now and then files are shorter, and more are kept.
+/// The maximum length of both files together, in bytes, and the number of such that are kept: 64 MiB are days of what a training
+/// job says. On a disk that is full now and then files are shorter, and more are kept.
 const LOG_FILE_BYTES: u64 = 16 << 20;
 const LOG_FILES_KEPT: u64 = 4;
-/// How much is read at once.
+/// The number of bytes that are read at once.
 const LOG_READ_BYTES: usize = 64 << 10;
 /// The bytes of a change of the stream.
 const STREAM_CHANGE_BYTES: usize = 8;

@@ -52,7 +52,7 @@ impl<'a> JobMount<'a> {
     }
 }
 
-/// What the mounts of a job hide from it.
+/// The places that the mounts of a job hide from it.
 pub struct HiddenPlaces {
     /// The directories that are covered.
     pub covered: Vec<PathBuf>,
@@ -350,8 +350,8 @@ pub fn unique_id(process: &str) -> Option<u64> {
     (result == 0).then_some(id)
 }
 
-/// Kills all processes that live in the mount namespace with this `number` and, where the kernel has ids, this `id`. Returns how many
-/// there are.
+/// Kills all processes that live in the mount namespace with this `number` and, where the kernel has ids, this `id`. Returns how
+/// many there are.
 pub fn kill_members(number: u64, id: Option<u64>) -> usize {
     let lives = |name: &str| {
         self::number(name).is_ok_and(|other| other == number) && (id.is_none() || unique_id(name) == id)

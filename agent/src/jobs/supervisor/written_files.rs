@@ -19,11 +19,11 @@ use crate::api::job::{FileId, WrittenFiles};
 
 /// The permission of a descriptor's entry in /proc by which it is open for writing.
 const WRITABLE_DESCRIPTOR: u32 = 0o200;
-/// How long it may take to find the files, as so many ticks of a clock: a process that waits for a broken disk may not let itself be
-/// looked at. A tick that comes late counts once: this process got no processor meanwhile.
+/// The time that it may take to find the files, as so many ticks of a clock: a process that waits for a broken disk may not let
+/// itself be looked at. A tick that comes late counts once: this process got no processor meanwhile.
 const FIND_TICKS: u32 = 100;
 const FIND_TICK: Duration = Duration::from_millis(20);
-/// How many processes may be looked at before what was found of them is taken.
+/// The number of processes that may be looked at before what was found of them is taken.
 const FOUND_QUEUE_LENGTH: usize = 16;
 
 /// Finds the files on `device` that the processes `pids` are writing, as far as that takes no longer than two seconds.
@@ -106,8 +106,8 @@ fn writable_mapping(line: &[u8]) -> Option<&[u8]> {
     matches!(permissions, [_, b'w', _, b's']).then_some(range)
 }
 
-/// The file that a link of /proc leads to, if it lies on `device`. It asks no other file system: one that does not answer would hold
-/// the process that asks, also when that is killed.
+/// The file that a link of /proc leads to, if it lies on `device`. It asks no other file system: one that does not answer would
+/// hold the process that asks, also when that is killed.
 fn file_on(device: u64, link: &Path) -> Option<FileId> {
     let (flags, wanted) = (AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE | StatxFlags::INO);
     let file = rustix::fs::statx(CWD, link, flags, wanted).ok()?;

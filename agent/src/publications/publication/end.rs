@@ -10,7 +10,7 @@ use super::{Publication, Step};
 use crate::api::publication::PublicationStatus;
 use crate::api::{ApiResult, Failure};
 
-/// How long the removal of what is no longer bound is waited for. It takes milliseconds; a kubelet waits for two minutes.
+/// The time that the removal of what is no longer bound is waited for. It takes milliseconds; a kubelet waits for two minutes.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A request for a publication to end.
@@ -28,8 +28,8 @@ impl Publication {
         let _ = self.state.subscribe().wait_for(|state| matches!(state.step, Step::Gone(_))).await;
     }
 
-    /// Waits until nothing is bound to its target any more, and for a while that it is removed, unless the cache's disk hangs: nobody
-    /// needs that to go on.
+    /// Waits until nothing is bound to its target any more, and for a while that it is removed, unless the cache's disk hangs:
+    /// nobody needs that to go on.
     pub async fn await_unbound(&self) {
         let _ = self.state.subscribe().wait_for(|state| state.is_unbound).await;
         tokio::time::sleep(REMOVAL_TIMEOUT).await;

@@ -1,4 +1,4 @@
-//! What was changed in a home since a snapshot of it, ready to be published.
+//! The changes in a home since a snapshot of it, ready to be published.
 
 use std::fs;
 use std::sync::Arc;
@@ -44,8 +44,8 @@ impl CacheHome {
         made.is_some_and(|made| made.as_nanos() < since.max(0).unsigned_abs().into())
     }
 
-    /// The changes to the home since the snapshot of the manifest `former`. Files that can't be read any more count as unchanged: other
-    /// nodes would take them for removed.
+    /// The changes to the home since the snapshot of the manifest `former`. Files that can't be read any more count as unchanged:
+    /// other nodes would take them for removed.
     pub(super) fn changes(&self, former: Option<&Manifest>, in_use: Option<InUse>) -> Result<ChangedHome> {
         let (state, since) = (self.sync_state()?, self.time()?);
         let directory = Arc::new(VolumeDirectory::open(&self.tree())?);

@@ -1,4 +1,5 @@
-//! Claims: of several nodes that are about to begin with the saved state of a cache, one does, and the others wait for what it saves.
+//! Claims: of several nodes that are about to begin with the saved state of a cache, one does, and the others wait for what it
+//! saves.
 //!
 //! ```text
 //!   tell that it is about to begin ──> see who else is or has begun ──> begin: tell that it is used
@@ -15,7 +16,8 @@ use super::CacheSync;
 use super::home_report::{UnsavedElsewhere, is_recent, now, unsaved_message};
 use crate::volumes::cache_home::CacheHome;
 
-/// How long a node waits for one that gives way to it, and how often it looks: that one asks the mirror twice meanwhile.
+/// The time that a node waits for one that gives way to it, and the interval at which it looks: that one asks the mirror twice
+/// meanwhile.
 const CONTENTION_LIMIT: Duration = Duration::from_secs(20);
 const CONTENTION_POLL_INTERVAL: Duration = Duration::from_millis(200);
 

@@ -13,7 +13,7 @@ use crate::text;
 use crate::volumes::cache_home::CacheHome;
 use crate::volumes::node_identity::{NodeIdentity, host_name};
 
-/// How often a node reports again on a home that it uses, so that others know that it lives.
+/// The interval at which a node reports again on a home that it uses, so that others know that it lives.
 pub const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// The greatest age of the last report of a living node: a few reports that failed, and clock differences.
 pub const LIVING_REPORT_AGE: Duration = Duration::from_secs(5 * 60);
@@ -115,7 +115,7 @@ impl CacheSync {
     }
 }
 
-/// What the node of `report` has or is about to change, for people.
+/// Formats what the node of `report` has or is about to change, for people.
 pub(super) fn unsaved_message(report: &HomeReport, now: DateTime<Utc>) -> String {
     let age = |since: DateTime<Utc>| text::age(now - since);
     let (host, reported) = (&report.host, age(report.reported));

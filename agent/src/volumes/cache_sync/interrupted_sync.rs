@@ -1,4 +1,4 @@
-//! What a save or a pull has done that did not get to its end.
+//! Interrupted saves and pulls, and what they had done.
 
 use bdnfs::download::DownloadProgress;
 use bdnfs::error::{Kind, Result};

@@ -48,7 +48,7 @@ pub struct SyncState {
     /// The snapshot of which parts may have been pulled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pulling: Option<SavedSnapshot>,
-    /// What the disk failed to write of it: it is not saved before it is written again.
+    /// The content of it that the disk failed to write: it is not saved before it is written again.
     #[serde(default, skip_serializing_if = "UnwrittenContent::is_empty")]
     pub unwritten: UnwrittenContent,
 }
@@ -159,8 +159,8 @@ impl CacheHome {
         Ok(!is_torn)
     }
 
-    /// Notes that no job writes to it, when all that they wrote is on the disk, but for what that failed to write: a power cut does no
-    /// harm from then on. Touches the local disk.
+    /// Notes that no job writes to it, when all that they wrote is on the disk, but for what that failed to write: a power cut does
+    /// no harm from then on. Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).

@@ -19,7 +19,7 @@ use crate::volumes::cache_home::CacheScope;
 
 const CONFIG: MirrorConfig = MirrorConfig { memory: 16 << 20 };
 
-/// What lies in a directory: by path the kind, the mode and the content.
+/// The content of a directory: by path the kind, the mode and the content.
 type HomeContent = BTreeMap<PathBuf, String>;
 
 /// A node with a home.

@@ -6,13 +6,14 @@ use bdnfs::volume::VolumeDirectory;
 use super::SyncState;
 use crate::volumes::cache_home::CacheHome;
 
-/// What stands for the boot of a home of which the disk failed to write some of the snapshot that it began with: it is none.
+/// The value that stands for the boot of a home of which the disk failed to write some of the snapshot that it began with: it is
+/// none.
 const LOST: &str = "lost";
 
 impl CacheHome {
-    /// Makes the home, whose state is `state`, durable. What the disk failed to write is recorded, and where that is some of the snapshot
-    /// that it began with, [`begun_in`](SyncState::begun_in) stays, so that this is pulled again. Returns its state then. Touches the local
-    /// disk.
+    /// Makes the home, whose state is `state`, durable. What the disk failed to write is recorded, and where that is some of the
+    /// snapshot that it began with, [`begun_in`](SyncState::begun_in) stays, so that this is pulled again. Returns its state then.
+    /// Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk).
@@ -25,7 +26,8 @@ impl CacheHome {
         }
     }
 
-    /// Asks each file whether the disk failed to write it, after the flush of the whole disk that is `flushed`: the next one says nothing.
+    /// Asks each file whether the disk failed to write it, after the flush of the whole disk that is `flushed`: the next one says
+    /// nothing.
     fn record_unwritten(
         &self,
         directory: &VolumeDirectory,

@@ -14,7 +14,7 @@ impl HomeNode {
     }
 }
 
-/// What processes can make that change their directory: it goes on where paths end.
+/// Tests a tree deeper than paths can be, which processes make that change their directory.
 #[tokio::test(flavor = "multi_thread")]
 async fn cache_home_with_the_longest_paths_is_pulled_below_a_directory_with_a_long_path() {
     let mirror = tempfile::tempdir().unwrap();
