@@ -24,9 +24,9 @@ const MAGIC: u64 = 0x0062_646e_6673_0001;
 const HEADER_WORDS: usize = 8;
 /// Words of a slot: number, node, request, item.
 const SLOT_WORDS: usize = 4;
-/// How many bits of a number say which slot it is; the others count, so that no number comes twice.
+/// The number of bits of a number that say which slot it is; the others count, so that no number comes twice.
 const SLOT_BITS: u32 = 20;
-/// How many slots there are: a million files may be open on a mount. Those unused take no memory.
+/// The number of slots: a million files may be open on a mount. Those unused take no memory.
 const SLOT_COUNT: u32 = 1 << SLOT_BITS;
 /// All words of the ledger.
 const LEDGER_WORDS: usize = HEADER_WORDS + SLOT_WORDS * SLOT_COUNT as usize;
@@ -108,7 +108,7 @@ struct Slots {
     vacant: Vec<u32>,
     /// The first slot that was never used.
     unused: u32,
-    /// How many numbers were given out, by previous processes, too.
+    /// The number of numbers that were given out, by previous processes, too.
     serial: u64,
 }
 

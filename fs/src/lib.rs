@@ -140,7 +140,7 @@ pub struct Mount {
     resend: bool,
     /// Whether another process mounted it.
     resumed: bool,
-    /// How many threads still serve it.
+    /// The number of threads that still serve it.
     threads: watch::Receiver<usize>,
 }
 

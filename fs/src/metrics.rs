@@ -49,11 +49,11 @@ pub struct RequestMetrics {
 pub struct RequestTotals {
     /// The latencies of each operation, from when a request was read until its reply.
     pub operations: Vec<(&'static str, HistogramCounts)>,
-    /// How many replies were errors, by the name of the error.
+    /// The number of error replies, by the name of the error.
     pub errors: Vec<(&'static str, u64)>,
-    /// How many files were opened whose reads the agent serves.
+    /// The number of opened files whose reads the agent serves.
     pub cached: u64,
-    /// How many files were opened whose reads the kernel serves (passthrough).
+    /// The number of opened files whose reads the kernel serves (passthrough).
     pub passthrough: u64,
 }
 

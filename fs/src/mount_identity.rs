@@ -30,8 +30,8 @@ impl MountIdentity {
         Some(Self { id: id?, unique: unique? })
     }
 
-    /// Unmounts it where it is now, in use or not; its directory stays there. Returns where that was: `None` if this mount namespace does
-    /// not have it any more.
+    /// Unmounts it where it is now, in use or not; its directory stays there. Returns where that was: `None` if this mount
+    /// namespace does not have it any more.
     ///
     /// # Errors
     /// [`Kind::Busy`] where something else is mounted over it; [`Kind::Disk`].

@@ -27,7 +27,7 @@ pub struct Options {
     /// copies both with a file that is written to. A file that becomes local while it is open is read by the kernel itself
     /// only after it has been closed.
     pub steady: bool,
-    /// Where requests are counted.
+    /// The metrics that count requests.
     pub metrics: Arc<RequestMetrics>,
     /// Invalidates names in place of this process.
     pub invalidator: Option<Arc<dyn DentryInvalidator>>,

@@ -25,7 +25,7 @@ pub use namespaces::{is_bound_anywhere, is_mounted_elsewhere, sees_all_namespace
 /// The file system type of native mounts, and how the names of their images end.
 pub(crate) const NATIVE_TYPE: &str = "erofs";
 pub(crate) const IMAGE_SUFFIX: &str = ".bdnfs";
-/// Where the kernel lists processes.
+/// The directory in which the kernel lists processes.
 const PROC_PATH: &str = "/proc";
 /// The mount table of the kernel; described in proc(5).
 const MOUNT_TABLE_PATH: &str = "/proc/self/mountinfo";
@@ -102,8 +102,8 @@ pub fn stack_at(mountpoint: &Path) -> Result<Vec<MountEntry>> {
     Ok(stack(all()?.into_iter().filter(|mounted| mounted.mountpoint == mountpoint).collect()))
 }
 
-/// Sorts the mounts at one mount point, each before those that cover it. The table has them in the order in which they were made, and
-/// one may be put beneath another, or moved over it.
+/// Sorts the mounts at one mount point, each before those that cover it. The table has them in the order in which they were made,
+/// and one may be put beneath another, or moved over it.
 fn stack(mut mounts: Vec<MountEntry>) -> Vec<MountEntry> {
     let mut sorted: Vec<MountEntry> = Vec::with_capacity(mounts.len());
     while !mounts.is_empty() {

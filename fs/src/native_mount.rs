@@ -27,15 +27,15 @@ use crate::{Mount, Options, mountpoint};
 use superblock::NativeSuperblock;
 pub use superblock::Superblocks;
 
-/// How often to check whether a mount has ended: the kernel does not tell. A check takes a microsecond.
+/// The interval at which it is checked whether a mount has ended: the kernel does not tell. A check takes a microsecond.
 const MOUNT_END_POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// How often copies of an unmounted mount are looked for: that asks for the mount namespaces of all processes.
+/// The interval at which copies of an unmounted mount are looked for: that asks for the mount namespaces of all processes.
 const COPIES_POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// How often, and how far apart, a FUSE mount is looked at before it counts as in use. Who only looks at it, such as a monitor that asks
-/// for its size, is gone by then.
+/// The number of looks at a FUSE mount before it counts as in use, and the pause between them. Who only looks at it, such as a
+/// monitor that asks for its size, is gone by then.
 const USE_CHECKS: usize = 10;
 const USE_CHECK_PAUSE: Duration = Duration::from_millis(50);
-/// How often a replacement is tried where somebody looks at the mount at the very moment of it.
+/// The number of attempts at a replacement where somebody looks at the mount at the very moment of it.
 const REPLACE_TRIES: usize = 3;
 /// STATX_MNT_ID_UNIQUE (linux/stat.h, since 6.8): a mount id that is never given twice while the machine is up.
 const MNT_ID_UNIQUE: u32 = 0x4000;

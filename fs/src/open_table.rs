@@ -24,11 +24,11 @@ use std::time::{Duration, Instant};
 use crate::idle_cache::IdleCache;
 use crate::tree;
 
-/// How many backing files of closed nodes stay registered: opening again is then nearly twice as fast. Each
-/// holds an open file and a lease, so they are few.
+/// The number of backing files of closed nodes that stay registered: opening again is then nearly twice as fast. Each holds an open
+/// file and a lease, so they are few.
 const IDLE_BACKING_FILES: NonZeroUsize = NonZeroUsize::new(256).unwrap();
-/// How long idle backing files stay registered: long enough for a program that opens its files over and over, short enough
-/// not to keep the cache from evicting.
+/// The time for which idle backing files stay registered: long enough for a program that opens its files over and over, short
+/// enough not to keep the cache from evicting.
 pub(crate) const BACKING_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The open nodes. `B` is a registered backing file, `W` is dropped when no request waits any more for a

@@ -4,10 +4,10 @@ use std::collections::{HashMap, VecDeque};
 
 use parking_lot::Mutex;
 
-/// How many interruptions are remembered that came before their request began. Between the moment
-/// when one device thread reads a request and the moment when it begins it, another may take its
-/// interruption; that is a matter of the time of a local read, so this is far more than can come in between.
-/// Most of what is remembered belongs to requests that were answered at once, and is soon pushed out.
+/// The number of interruptions that are remembered that came before their request began. Between the moment when one device thread
+/// reads a request and the moment when it begins it, another may take its interruption; that is a matter of the time of a local
+/// read, so this is far more than can come in between. Most of what is remembered belongs to requests that were answered at once,
+/// and is soon pushed out.
 const MAX_EARLY_INTERRUPTS: usize = 1024;
 
 /// The pending requests, each with what is needed to abort it.

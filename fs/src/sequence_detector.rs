@@ -6,15 +6,15 @@
 
 use std::ops::Range;
 
-/// How many files in a row make a sequence.
+/// The number of files in a row that make a sequence.
 const MIN_SEQUENCE_FILES: u32 = 4;
 /// The most files that are prefetched ahead of a sequence. A disk answers some dozens of requests as fast as one, and so does a
 /// source.
 const WINDOW_FILES: u32 = 64;
-/// How many times as many files as were read are prefetched at the most: a short sequence may be chance.
+/// The maximum number of prefetched files for each file that was read: a short sequence may be chance.
 const WINDOW_PER_FILE_READ: u32 = 4;
-/// How many sequences are followed at once: more than a machine's data loaders have workers. The search through all takes less than
-/// a microsecond.
+/// The number of sequences that are followed at once: more than a machine's data loaders have workers. The search through all takes
+/// less than a microsecond.
 const MAX_SEQUENCES: usize = 128;
 
 /// Detects sequential reads of a mount's files, and says which files to prefetch.
@@ -29,7 +29,7 @@ pub(crate) struct SequenceDetector {
 struct Sequence {
     /// The index of the file that would continue it.
     next: u32,
-    /// How many files of it were read.
+    /// The number of files of it that were read.
     length: u32,
     /// The end of what was prefetched already.
     prefetched: u32,

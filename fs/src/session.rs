@@ -25,8 +25,8 @@ const REQUEST_BUFFER_BYTES: usize = 128 << 10;
 /// The longest write that the kernel may send, in bytes: its own minimum. [`REQUEST_BUFFER_BYTES`] must be longer by
 /// a page.
 const MAX_WRITE_BYTES: u32 = 4096;
-/// How many readahead requests may be under way, of all readers together: enough to keep the network busy with
-/// requests of 1 MiB, at 64 MiB of the page cache.
+/// The number of readahead requests that may be under way, of all readers together: enough to keep the network busy with requests
+/// of 1 MiB, at 64 MiB of the page cache.
 const MAX_BACKGROUND: u16 = 64;
 /// The INIT flags that are accepted wherever the kernel offers them. ALLOW_IDMAP needs `default_permissions`, which every mount
 /// has.
@@ -126,7 +126,7 @@ struct ServerThreads {
     filesystem: Arc<Filesystem>,
     queues: Vec<Arc<Device>>,
     demand: ThreadDemand,
-    /// How many of them are left.
+    /// The number of them that are left.
     running: watch::Sender<usize>,
 }
 

@@ -8,8 +8,8 @@ use bdnfs::watchdog::Watchdog;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-/// How many threads of a mount are replaced at once at the most while they wait for a disk: more than can begin to read from it until
-/// one of them is late, after which nobody does.
+/// The maximum number of threads of a mount that are replaced at once while they wait for a disk: more than can begin to read from
+/// it until one of them is late, after which nobody does.
 const MAX_REPLACED_THREADS: isize = 64;
 
 thread_local! {
@@ -21,9 +21,9 @@ thread_local! {
 #[derive(Debug, Default)]
 pub(crate) struct StalledRequests {
     watch: Arc<Watchdog>,
-    /// How many threads have waited for too long, and wait still.
+    /// The number of threads that have waited for too long, and wait still.
     stuck: Arc<AtomicIsize>,
-    /// How many threads were to be replaced so far.
+    /// The number of threads that were to be replaced so far.
     replaced: watch::Sender<usize>,
 }
 
@@ -41,7 +41,8 @@ impl StalledRequests {
     /// Does `work`, which touches the local disk, on this thread.
     ///
     /// # Errors
-    /// What `work` has come to, where that took too long: a task of `runtime` has called `on_late`, which must neither block nor panic.
+    /// What `work` has come to, where that took too long: a task of `runtime` has called `on_late`, which must neither block nor
+    /// panic.
     pub(crate) fn watch<T>(
         &self,
         runtime: &Handle,

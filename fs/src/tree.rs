@@ -15,7 +15,7 @@ use crate::wire::abi::{Attr, AttrOut, EntryOut};
 const TWIN_BIT: u64 = 1 << 62;
 /// The first generation of a file's ids: above every index, and the 1 that is added to it.
 const GENERATION_SHIFT: u32 = 33;
-/// How long the kernel may cache names and attributes, in seconds: practically for ever, since nothing changes. 136 years
+/// The time for which the kernel may cache names and attributes, in seconds: practically for ever, since nothing changes. 136 years
 /// rather than the largest number, so that no arithmetic on it can overflow.
 const CACHE_TTL_SECONDS: u64 = u32::MAX as u64;
 /// The size of a read that `stat` recommends, in bytes. As large as coreutils read anyhow, which makes it enough for

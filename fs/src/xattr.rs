@@ -80,8 +80,8 @@ impl Filesystem {
         })
     }
 
-    /// How much of all files is local. That takes a look at each of them, so it is answered later; and the
-    /// size is told without it, as that of the longest, since the value may grow before it is asked for.
+    /// Replies with the part of all files that is local. That takes a look at each of them, so it is answered later; and the size
+    /// is told without it, as that of the longest, since the value may grow before it is asked for.
     fn local(&self, context: &RequestContext, size: u32) -> Result<Reply, Errno> {
         if size == 0 {
             return sized(vec![0; MAX_LOCAL_LENGTH], 0);
@@ -98,7 +98,7 @@ impl Filesystem {
     }
 }
 
-/// How much of all files of `snapshot` is local; stops when `wanted` is dropped.
+/// Counts the local bytes of all files of `snapshot`; stops when `wanted` is dropped.
 fn total(snapshot: &Snapshot, wanted: &Weak<()>) -> Result<Vec<u8>, Errno> {
     let mut local = 0;
     for index in 0..snapshot.manifest().entries() {

@@ -17,9 +17,9 @@ use memmap2::Mmap;
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
 
-/// How many threads open files at the same time.
+/// The number of threads that open files at the same time.
 const READERS: u64 = 8;
-/// How many files each of them keeps open.
+/// The number of files that each of them keeps open.
 const OPEN_FILES: usize = 5;
 /// The files beside a large one, and how many bytes each has.
 const FILES: usize = 40;

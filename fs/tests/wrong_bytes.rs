@@ -29,7 +29,7 @@ use sha2::{Digest as _, Sha256};
 
 /// The byte that the origin flips, where a file has it.
 const FLIPPED_OFFSET: usize = 4321;
-/// How long a mount may take to heal: several of the longest backoffs that a test sees.
+/// The time that a mount may take to heal: several of the longest backoffs that a test sees.
 const HEAL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An origin that publishes the SHA-256 of what it has, and sends it with one flipped byte for as long as it is told to.
@@ -103,7 +103,7 @@ impl FaultyMount {
         file.write_all_at(&[byte], FLIPPED_OFFSET as u64).unwrap();
     }
 
-    /// What `bdnfs cache verify` finds damaged, or still open.
+    /// Returns what `bdnfs cache verify` finds damaged, or still open.
     fn verify(&self) -> Vec<String> {
         let cache = self.tree.engine.cache().tenant("test").unwrap();
         let found = scrub::scrub(&cache, &AtomicBool::new(false)).unwrap();

@@ -17,24 +17,25 @@ use crate::sequence_detector::SequenceDetector;
 /// The size of the largest file, in bytes, that is fetched ahead of its reader. A larger one takes longer than the wait for it.
 const MAX_FETCHED_FILE_BYTES: u64 = 256 << 10;
 
-/// How many files are fetched at once: more would need more connections, and take from readers that wait for theirs.
+/// The number of files that are fetched at once: more would need more connections, and take from readers that wait for theirs.
 const PARALLEL_FETCHES: usize = 16;
 
-/// How many files one thread looks for: a few, so that the disk works on several at once.
+/// The number of files that one thread looks for: a few, so that the disk works on several at once.
 const BATCH_FILES: usize = 8;
 
-/// How many threads look for files at once: a disk that hangs keeps each, and others need some.
+/// The number of threads that look for files at once: a disk that hangs keeps each, and others need some.
 const PARALLEL_BATCHES: usize = 4;
 
-/// How many bytes are prefetched at once for one sequence at the most.
+/// The maximum number of bytes that are prefetched at once for one sequence.
 const WINDOW_BYTES: u64 = 32 << 20;
 
-/// How many bytes are being fetched or wait for that at the most, for all sequences, where each file counts as
+/// The maximum number of bytes that are being fetched or wait for that, for all sequences, where each file counts as
 /// [`MIN_COUNTED_BYTES`] at least. What is beyond that is fetched when it is read.
 const MAX_PENDING_BYTES: usize = 32 << 20;
 const MIN_COUNTED_BYTES: u64 = 16 << 10;
 
-/// How long nothing is fetched ahead after something could not be stored, or not be had: it would be fetched again by its readers.
+/// The time for which nothing is fetched ahead after something could not be stored, or not be had: it would be fetched again by its
+/// readers.
 const PREFETCH_FAILURE_PAUSE: Duration = Duration::from_secs(10);
 
 /// The prefetch of a mount's files.

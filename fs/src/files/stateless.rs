@@ -19,7 +19,7 @@ use crate::tree;
 use super::MAX_STATELESS_FILE_BYTES;
 use super::small_file_prefetch::SmallFilePrefetch;
 
-/// How many readers are kept: more than the kernel reads from at once. Each holds a lease.
+/// The number of readers that are kept: more than the kernel reads from at once. Each holds a lease.
 const MAX_READERS: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
 /// The files of a stateless mount.

@@ -1,4 +1,4 @@
-//! What in the kernel depends on a mount, and keeps it from being unmounted without a process that has anything open.
+//! Dependents of a mount in the kernel, which keep it from being unmounted without a process that has anything open.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::{MountEntry, all};
 
-/// Where the kernel lists block devices, loop devices among them.
+/// The directory in which the kernel lists block devices, loop devices among them.
 const BLOCK_DEVICES_PATH: &str = "/sys/block";
 
 /// Something in the kernel that depends on a mount.
@@ -29,7 +29,7 @@ impl fmt::Display for MountDependent {
     }
 }
 
-/// What depends on `mounted`, as far as this mount namespace shows it.
+/// Lists what depends on `mounted`, as far as this mount namespace shows it.
 pub fn dependents(mounted: &MountEntry) -> Vec<MountDependent> {
     let mut found = mounts_below(all().unwrap_or_default(), &mounted.mountpoint);
     let devices = fs::read_dir(BLOCK_DEVICES_PATH).into_iter().flatten().flatten();

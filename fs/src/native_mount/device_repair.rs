@@ -28,16 +28,16 @@ use crate::mounts::{self, MountEntry};
 
 use super::superblock::{BlockDigests, NativeSuperblock};
 
-/// How long after a repair that failed it is tried again.
+/// The time after a failed repair at which it is tried again.
 const REPAIR_RETRY_INTERVAL: Duration = Duration::from_secs(10);
-/// How often what is wrong is dropped from the page cache, and after which pause once more: pages that are just being read stay
-/// there.
+/// The number of times that wrong pages are dropped from the page cache, and the pause between them: pages that are just being read
+/// stay there.
 const DROP_ATTEMPT_LIMIT: usize = 50;
 const DROP_RETRY_INTERVAL: Duration = Duration::from_millis(20);
-/// How many files of a repaired blob are logged by name.
+/// The number of files of a repaired blob that are logged by name.
 const MAX_NAMED_FILES: usize = 20;
 
-/// Why a device can't be repaired.
+/// The reason why a device can't be repaired.
 const REPLACED_MESSAGE: &str = "its file in the cache was removed or replaced, and the kernel reads the old one: unmount it and mount it again";
 
 /// The pages that were dropped from the page cache.

@@ -102,7 +102,7 @@ fn watch_last_cached_handle_closed_is_dropped() {
     assert_eq!(Arc::strong_count(&watch), 1);
 }
 
-/// What happens to one file.
+/// A step in the life of one file.
 #[derive(Clone, Debug)]
 enum TableStep {
     Lookup,

@@ -50,7 +50,7 @@ pub(crate) struct InitOut {
     /// In bytes.
     pub(crate) max_readahead: u32,
     pub(crate) flags: u32,
-    /// How many background requests (readahead) may be under way.
+    /// The number of background requests (readahead) that may be under way.
     pub(crate) max_background: u16,
     /// Number of background requests from which on the mount counts as congested.
     pub(crate) congestion_threshold: u16,
@@ -62,7 +62,7 @@ pub(crate) struct InitOut {
     pub(crate) max_pages: u16,
     pub(crate) _map_alignment: u16,
     pub(crate) flags2: u32,
-    /// How many file systems may lie below this one; 1 or more for passthrough.
+    /// The number of file systems that may lie below this one; 1 or more for passthrough.
     pub(crate) max_stack_depth: u32,
     pub(crate) _unused: [u32; 6],
 }
@@ -99,9 +99,9 @@ pub(crate) struct EntryOut {
     /// 0: there is no such name, and the kernel may remember that.
     pub(crate) node: u64,
     pub(crate) generation: u64,
-    /// How long the name may be cached, in seconds.
+    /// The time for which the name may be cached, in seconds.
     pub(crate) entry_valid: u64,
-    /// How long the attributes may be cached, in seconds.
+    /// The time for which the attributes may be cached, in seconds.
     pub(crate) attr_valid: u64,
     pub(crate) entry_valid_nsec: u32,
     pub(crate) attr_valid_nsec: u32,
@@ -112,7 +112,7 @@ pub(crate) struct EntryOut {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct AttrOut {
-    /// How long they may be cached, in seconds.
+    /// The time for which they may be cached, in seconds.
     pub(crate) attr_valid: u64,
     pub(crate) attr_valid_nsec: u32,
     pub(crate) _unused: u32,

@@ -1,4 +1,4 @@
-//! What the tests of mounts stand on: an origin in memory, and a mount over a real engine.
+//! The fixture of the tests of mounts: an origin in memory, and a mount over a real engine.
 
 #![allow(dead_code, reason = "each suite uses a part of it")]
 
@@ -35,7 +35,7 @@ pub const LARGE_FILE_BYTES: usize = (16 << 20) + 12_345;
 pub struct MemoryOrigin {
     /// Content by path.
     pub files: BTreeMap<Vec<u8>, Bytes>,
-    /// How long each fetch takes.
+    /// The time that each fetch takes.
     pub delay: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! What native mounts show of any tree, held against FUSE mounts of the same, and how large their images are.
+//! Comparison of native mounts of any tree with FUSE mounts of the same, and the size of their images.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,10 +16,10 @@ use rustix::fs::{lgetxattr, llistxattr};
 use super::NativeFixture;
 use crate::{Mount, Options};
 
-/// How many trees are compared at night, where `CAMPAIGN_ROUNDS` says nothing: more take half an hour.
+/// The number of trees that are compared at night, where `CAMPAIGN_ROUNDS` says nothing: more take half an hour.
 const NIGHTLY_TREES: u32 = 250;
 
-/// What a program can see of a tree, but for what depends on the kind of file system.
+/// Returns all that a program can see of a tree, but for what depends on the kind of file system.
 fn seen(root: &Path) -> BTreeMap<PathBuf, String> {
     let (mut seen, mut left) = (BTreeMap::new(), vec![root.to_owned()]);
     while let Some(path) = left.pop() {
