@@ -20,7 +20,8 @@ use crate::error::Result;
 use crate::manifest::Manifest;
 use crate::peer::client::{Peers, snapshot_token};
 
-/// How many snapshots a node announces, the newest: every member gets every announcement. The owners have all others, too.
+/// The number of snapshots that a node announces, the newest: every member gets every announcement. The owners have all others,
+/// too.
 const MAX_ANNOUNCED: usize = 64;
 
 /// The announcements of a node, for all tenants.

@@ -22,11 +22,11 @@ use crate::error::{Error, Kind, Result};
 /// that a random reader of a cold file waits for little more than it asked for.
 pub const BLOCK: u64 = 1 << 20;
 
-/// The size of a fragment of a block, in bytes: what is fetched for a reader that jumps about, where no block needs to be whole to be
-/// verified. A shorter one would take as long to come: a request costs more than these bytes.
+/// The size of a fragment of a block, in bytes: what is fetched for a reader that jumps about, where no block needs to be whole to
+/// be verified. A shorter one would take as long to come: a request costs more than these bytes.
 pub const FRAGMENT: u64 = BLOCK / 16;
 
-/// How many blocks a blob of `size` bytes has.
+/// Returns the number of blocks of a blob of `size` bytes.
 pub fn count(size: u64) -> u64 {
     size.div_ceil(BLOCK)
 }

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use crate::tier::Urgency;
 
-/// Which part of the budget is for readers: a quarter, half of which is also for reading ahead.
+/// The divisor that gives the part of the budget for readers: a quarter, half of which is also for reading ahead.
 const RESERVED_PART: u64 = 4;
 
 /// A bounded number of bytes, given out by urgency.

@@ -27,7 +27,7 @@ pub struct BufferPool {
 #[derive(Debug, Default)]
 struct Idle {
     idle: Vec<BytesMut>,
-    /// How many are in use.
+    /// The number of buffers in use.
     used: usize,
 }
 

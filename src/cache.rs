@@ -72,8 +72,8 @@ use removal::RemovalListeners;
 use removal_marks::Removal;
 use space::TenantSpace;
 
-/// How old a blob's time of last use may get before an open refreshes it: eviction order needs no better, and
-/// an open of a hot file then costs no write to the inode.
+/// The age of a blob's time of last use from which on an open refreshes it: eviction order needs no better, and an open of a hot
+/// file then costs no write to the inode.
 const ATIME_UPDATE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The limits of a cache.

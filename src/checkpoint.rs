@@ -34,7 +34,7 @@ pub const LOOSE: &str = ".";
 pub const DEFAULT_PROJECT: &str = "default";
 /// The longest ID of a job, in bytes. bdnfs makes them of eight.
 const MAX_JOB_BYTES: usize = 64;
-/// How much of a name that is too long is shown, in characters: enough to find it.
+/// The number of characters of a name that is too long that are shown: enough to find it.
 const MAX_SHOWN_CHARS: usize = 32;
 
 /// The identity of a saved checkpoint within its tenant: a rank of a checkpoint of a job of a project. As
@@ -142,20 +142,20 @@ pub struct SavedCheckpoint {
     /// The snapshot: its manifest's digest.
     #[serde(with = "hex")]
     pub manifest: Digest,
-    /// How often it was published, this time included: a checkpoint that changes after it was saved is saved again.
+    /// The number of times that it was published, this time included: a checkpoint that changes after it was saved is saved again.
     pub generation: u64,
     /// Whether its job had finished it, as far as can be told.
     pub complete: bool,
-    /// How many files it has.
+    /// The number of its files.
     pub files: u64,
     /// Total size of the files, in bytes.
     pub bytes: u64,
-    /// When a file of it was last changed, by the clock of the node that wrote it, and no later than it was saved. Orders the checkpoints
-    /// of a project: they need not be saved in the order in which they are written.
+    /// When a file of it was last changed, by the clock of the node that wrote it, and no later than it was saved. Orders the
+    /// checkpoints of a project: they need not be saved in the order in which they are written.
     pub written: DateTime<Utc>,
     /// When this generation was in the mirror.
     pub saved: DateTime<Utc>,
-    /// How long it took to save, in seconds.
+    /// The duration of the save, in seconds.
     pub seconds: f64,
     /// The last complete generation before this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -53,10 +53,10 @@ use refutation::Refutation;
 pub use refutation::Refutations;
 pub use resources::SharedResources;
 
-/// How long a read waits for a tier to answer before it fails (docs/semantics.md, "Errors and time").
+/// The time that a read waits for a tier to answer before it fails (docs/semantics.md, "Errors and time").
 pub const READ_DEADLINE: Duration = Duration::from_secs(30);
 
-/// How long staging goes on asking while nothing arrives: a store that restarts must not fail a job's deployment.
+/// The time for which staging goes on asking while nothing arrives: a store that restarts must not fail a job's deployment.
 const STAGE_STALL_LIMIT: Duration = Duration::from_secs(120);
 
 /// The requester of a block.
@@ -76,7 +76,7 @@ pub struct Content {
     ladders: Ladders,
     /// Whether the cache was looked into for it.
     opened: Once,
-    /// How often its file in the cache was removed.
+    /// The number of times that its file in the cache was removed.
     removals: AtomicU64,
     whole: RwLock<Option<Arc<File>>>,
     /// The part in the cache, from its first use until the blob is whole.
@@ -91,7 +91,7 @@ pub struct Content {
     recent_failures: RecentFailures,
     past_cache: PastCacheFetches,
     committing: AtomicBool,
-    /// Why the cache's disk could not make the blob durable.
+    /// The reason why the cache's disk could not make the blob durable.
     commit_error: Mutex<Option<Error>>,
     refutation: Arc<Refutation>,
     changed: Notify,
@@ -164,7 +164,7 @@ impl Content {
         self.ladder().extent_blocks(&self.blob, 0) * BLOCK
     }
 
-    /// How many blocks one request moves ahead of a reader: a whole group where other nodes cut requests alike.
+    /// Returns the number of blocks that one request moves ahead of a reader: a whole group where other nodes cut requests alike.
     pub fn ahead_blocks(&self) -> u64 {
         let most = if self.is_shared() { u64::MAX } else { MAX_AHEAD_BLOCKS };
         self.ladder().extent_blocks(&self.blob, 0).min(most)

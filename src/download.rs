@@ -32,11 +32,11 @@ use partial_tree::PartialTree;
 pub use partial_directory::PartialDirectory;
 pub use small_file::read_small_file;
 
-/// How many blocks one request asks for: as many as the largest request of a mount.
+/// The number of blocks that one request asks for: as many as the largest request of a mount.
 const BLOCKS_PER_REQUEST: usize = 16;
-/// How many requests are under way at once. Each holds a few blocks in memory.
+/// The number of requests that are under way at once. Each holds a few blocks in memory.
 const REQUESTS_IN_FLIGHT: usize = 16;
-/// How long the mirror is asked again while nothing arrives.
+/// The time for which the mirror is asked again while nothing arrives.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Progress of a download. Counted while it runs; read by a display.
@@ -99,8 +99,8 @@ async fn download_tree(
     paths: Option<BTreeSet<Vec<u8>>>,
     progress: &DownloadProgress,
 ) -> Result<()> {
-    // At once, for each request is a round trip. With read-only credentials there is no lease: the collector's grace period protects
-    // the snapshot.
+    // At once, for each request is a round trip. With read-only credentials there is no lease: the collector's grace period
+    // protects the snapshot.
     let (lease, manifest) = tokio::join!(mirror.serve_lease(id), find_manifest(mirror, id));
     let (lease, manifest) = (lease.ok(), Arc::new(manifest?));
     let (listed, id, target) = (Arc::clone(&manifest), *id, directory.to_owned());

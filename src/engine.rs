@@ -41,14 +41,14 @@ use crate::tier::lazy_origin::OriginOpener;
 use crate::tier::reference::ReferenceTier;
 use crate::tier::{Origin, Tier};
 
-/// How long closing an engine waits for flights: those whose bytes have arrived need no longer to be written.
+/// The time that closing an engine waits for flights: those whose bytes have arrived need no longer to be written.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The most memory that is on its way to other nodes, in bytes: 64 blocks, more than the sockets of a fast network take in
 /// the time that a block needs to be read.
 pub const PEER_SEND_BYTES: u64 = 64 << 20;
 
-/// How many blocks are hashed and written at once for each core: while one waits for the disk another is hashed.
+/// The number of blocks per core that are hashed and written at once: while one waits for the disk another is hashed.
 const HASH_PERMITS_PER_CORE: usize = 2;
 
 /// The configuration of an engine.
@@ -364,7 +364,7 @@ impl Engine {
         self.node.node.evictor().is_counted()
     }
 
-    /// How much the cache holds and may hold.
+    /// Returns the use of the cache and its limits.
     pub fn usage(&self) -> Usage {
         Usage::of(&self.node.node)
     }

@@ -19,7 +19,7 @@ const LATENCY_SHARE: u32 = 8;
 pub struct Extent {
     /// The first block.
     pub first: u64,
-    /// How many blocks; at least 1.
+    /// The number of blocks; at least 1.
     pub blocks: u64,
 }
 
@@ -68,7 +68,7 @@ impl Pace {
         }
     }
 
-    /// How many blocks to ask for, where they are all wanted.
+    /// Returns the number of blocks to ask for, where they are all wanted.
     pub fn blocks(&self) -> u64 {
         let bytes = self.rate * self.latency * f64::from(LATENCY_SHARE);
         ((bytes / BLOCK as f64).round() as u64).clamp(1, MAX_EXTENT_BLOCKS)

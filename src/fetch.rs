@@ -38,13 +38,13 @@ pub use wanted::Wanted;
 /// The first wait before the tiers are asked again, and the longest.
 const ATTEMPT_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
-/// How many times a tier may send wrong bytes before no others are expected of it.
+/// The number of times that a tier may send wrong bytes before no others are expected of it.
 const WRONG_BYTES_LIMIT: u32 = 3;
 
-/// How many groups a stage interleaves at a time: so many that each owner's part of them is in proportion to its share.
+/// The number of groups that a stage interleaves at a time: so many that each owner's part of them is in proportion to its share.
 const INTERLEAVED_GROUPS: usize = 256;
 
-/// How many blocks of one flight may be hashed and written at the same time as the next ones arrive.
+/// The number of blocks of one flight that may be hashed and written at the same time as the next ones arrive.
 const BLOCKS_IN_ACCEPTANCE: usize = 3;
 
 /// The tiers that a fetch may ask.
@@ -73,14 +73,14 @@ pub struct Ladder {
     tiers: Vec<Arc<dyn Tier>>,
     counters: Arc<SnapshotMetrics>,
     pace: Mutex<Pace>,
-    /// How many requests the last tier gets at once.
+    /// The number of requests that the last tier gets at once.
     parallelism: Parallelism,
     /// Bytes that arrived from all tiers.
     received: AtomicU64,
     buffers: Arc<BufferPool>,
     /// The seed of the jitter of retries.
     seed: fn() -> u64,
-    /// Why the tiers lacked the last blocks that were asked for, and when.
+    /// The reason why the tiers lacked the last blocks that were asked for, and the time of that.
     last_failure: Mutex<Option<(Instant, Error)>>,
 }
 
@@ -123,8 +123,8 @@ impl Ladder {
         self.placement(blob).is_some()
     }
 
-    /// How many blocks of `blob` to ask for at once, from block `index` on: as many as suit the tiers' pace, or in a cluster
-    /// the rest of the group, which all nodes cut alike.
+    /// Returns the number of blocks of `blob` to ask for at once, from block `index` on: as many as suit the tiers' pace, or in a
+    /// cluster the rest of the group, which all nodes cut alike.
     pub fn extent_blocks(&self, blob: &Blob, index: u64) -> u64 {
         match self.placement(blob) {
             Some(placement) => {
@@ -193,7 +193,7 @@ impl Ladder {
         self.parallelism.reconsider();
     }
 
-    /// Why the tiers lacked the last blocks that were asked for, if that was within `age`.
+    /// Returns the reason why the tiers lacked the last blocks that were asked for, if that was within `age`.
     pub fn recent_failure(&self, age: Duration) -> Option<Error> {
         let last = self.last_failure.lock();
         last.as_ref().filter(|(since, _)| since.elapsed() < age).map(|(_, error)| error.share())
@@ -204,9 +204,9 @@ impl Ladder {
         &self.counters
     }
 
-    /// Fetches the blocks `wanted` of `blob`, or a fragment of one. Each that arrives is given to `accept`, which verifies it and keeps it;
-    /// the next ones arrive meanwhile. `urgency` is asked before each request. Ends when all were accepted, when no tier may
-    /// serve the blob, or when nothing has arrived for `stall_limit`.
+    /// Fetches the blocks `wanted` of `blob`, or a fragment of one. Each that arrives is given to `accept`, which verifies it and
+    /// keeps it; the next ones arrive meanwhile. `urgency` is asked before each request. Ends when all were accepted, when no tier
+    /// may serve the blob, or when nothing has arrived for `stall_limit`.
     ///
     /// # Errors
     /// The last tier's, or that of the last one that could have helped, when no tier had the right bytes.

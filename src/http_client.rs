@@ -29,14 +29,14 @@ pub(crate) use self::retry::{UnreachableRetry, retry, retry_listing};
 pub(crate) use self::stall::send_hedged;
 use crate::error::{Error, Kind, Result};
 
-/// How long a connection may take to be established.
+/// The time in which a connection must be established.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long a server may take until its response begins, at first. Each time that is not enough it is given twice as long, up to
-/// the deadline of any operation, so that a server that is always slow is read all the same.
+/// The time that a server may take until its response begins, at first. Each time that is not enough it is given twice as long, up
+/// to the deadline of any operation, so that a server that is always slow is read all the same.
 const INITIAL_RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) const MAX_RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a server may be silent within a body, and before the part of a file that is asked for by [`RANGE`]: as long as the
-/// most patient reader waits. The reader of such a part has limits of its own ([`crate::fetch`]). There is no limit on an
+/// The time for which a server may be silent within a body, and before the part of a file that is asked for by [`RANGE`]: as long
+/// as the most patient reader waits. The reader of such a part has limits of its own ([`crate::fetch`]). There is no limit on an
 /// response as a whole, which may be large and the line slow.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(120);
 /// The longest `Retry-After` that a request waits for. After a longer one it fails: its caller may know another tier.
@@ -56,7 +56,7 @@ pub(crate) struct HttpClient {
     http: reqwest::Client,
     /// When the service may be asked again.
     retry_at: Arc<Mutex<Option<Instant>>>,
-    /// How long its responses may take to begin.
+    /// The time that its responses may take to begin.
     response_timeout: Arc<Mutex<Duration>>,
     /// Whether authorities to trust were named.
     authorities_named: bool,
@@ -149,7 +149,7 @@ impl HttpClient {
         }
     }
 
-    /// How long the service may not be asked yet.
+    /// Returns the time for which the service may not be asked yet.
     fn retry_after_left(&self) -> Duration {
         let retry_at = *self.retry_at.lock();
         retry_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()))

@@ -112,7 +112,7 @@ pub struct Slice {
     pub blob: u32,
     /// The offset of the slice in the blob, in bytes.
     pub offset: u64,
-    /// How long it is, in bytes.
+    /// The length, in bytes.
     pub len: u64,
 }
 

@@ -44,7 +44,7 @@ pub struct SnapshotMetrics {
     metrics: Arc<EngineMetrics>,
 }
 
-/// How many damaged blobs are remembered for each snapshot: more are found when these are repaired.
+/// The number of damaged blobs that are remembered for each snapshot: more are found when these are repaired.
 const DAMAGED_LIMIT: usize = 64;
 
 impl SnapshotMetrics {

@@ -54,9 +54,9 @@ pub use progress::{MirrorPhase, MirrorProgress};
 pub use repairs::Repairs;
 pub use source::{MirrorSource, PreviousState};
 
-/// How many blobs are looked up or built at once. Their memory is bounded separately.
+/// The number of blobs that are looked up or built at once. Their memory is bounded separately.
 const BLOBS_IN_FLIGHT: usize = 32;
-/// How often missing blobs are put again because some vanished meanwhile: only another process can delete them.
+/// The number of times that missing blobs are put again because some vanished meanwhile: only another process can delete them.
 const PUT_ROUND_LIMIT: u32 = 3;
 
 /// The limits of a mirroring run.
@@ -114,8 +114,8 @@ pub async fn mirror_source(
     mirror_source_announced(mirror, source, config, progress, &to_nobody).await
 }
 
-/// Like [`mirror_source`]; calls `announce` with the ref that the source is about to be mirrored as, which is not committed where that
-/// fails.
+/// Like [`mirror_source`]; calls `announce` with the ref that the source is about to be mirrored as, which is not committed where
+/// that fails.
 ///
 /// # Errors
 /// Those of [`mirror_source`] and of `announce`.
@@ -174,7 +174,7 @@ pub async fn find_mirrored(
     found
 }
 
-/// What is called with a ref before that is committed.
+/// The function that is called with a ref before that is committed.
 pub type AnnounceRef<'a> = dyn Fn(&Ref) -> BoxFuture<'static, Result<()>> + Send + Sync + 'a;
 
 /// Tells nobody what is about to be committed.

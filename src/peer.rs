@@ -43,7 +43,7 @@ pub const PROTOCOL: u32 = 1;
 /// beside its owner's share of a blob.
 const GROUP_BLOCKS: (u64, u64) = (4, crate::extent::MAX_EXTENT_BLOCKS);
 
-/// How many groups a blob has at least, unless they would get too short: with so many, the shares of nodes differ little.
+/// The least number of groups of a blob, unless they would get too short: with so many, the shares of nodes differ little.
 const MIN_GROUPS: u64 = 256;
 
 /// The number of blocks of each group of a blob of `blocks` blocks. All nodes must agree.

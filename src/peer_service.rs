@@ -25,8 +25,8 @@ use crate::snapshot::Snapshot;
 use crate::task::blocking;
 use crate::tier::Body;
 
-/// How many snapshots stay open for other nodes, the most recently used: as many as a cluster deploys at the same time. Each is a
-/// mapped manifest, and 16 bytes a blob.
+/// The number of snapshots that stay open for other nodes, the most recently used: as many as a cluster deploys at the same time.
+/// Each is a mapped manifest, and 16 bytes a blob.
 const OPEN_SNAPSHOTS: u64 = 32;
 
 /// Serves the blobs of an engine to other nodes.

@@ -18,7 +18,7 @@ pub trait Placement: Send + Sync + fmt::Debug + 'static {
     /// The tiers that are other nodes, in the order in which they are asked, before all other tiers.
     fn peers(&self) -> &[Arc<dyn ClusterTier>];
 
-    /// How many adjacent blocks of `blob` have one owner. All nodes agree on it.
+    /// Returns the number of adjacent blocks of `blob` that have one owner. All nodes agree on it.
     fn group_blocks(&self, blob: &Blob) -> u64;
 
     /// Whether this node owns block `index` of `blob`: others may wait for it to fetch that.

@@ -216,11 +216,12 @@ impl Snapshot {
         Ok(true)
     }
 
-    /// How many bytes of `slice` lie in the node's cache; of a part of a blob, at least so many. Touches the local
-    /// disk, never the network, and counts as no use of it.
+    /// Counts the bytes of `slice` that lie in the node's cache; of a part of a blob, at least so many. Touches the local disk,
+    /// never the network, and counts as no use of it.
     ///
     /// # Errors
-    /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is; [`Busy`](crate::error::Kind::Busy) while the disk does not answer.
+    /// [`Corrupt`](crate::error::Kind::Corrupt) when the manifest is; [`Busy`](crate::error::Kind::Busy) while the disk does not
+    /// answer.
     pub fn local_bytes(&self, slice: Slice) -> Result<u64> {
         let (key, size) = (self.manifest().key(slice.blob)?, self.manifest().blob_size(slice.blob)?);
         let reads = self.resources.cache.reads();
@@ -311,7 +312,7 @@ impl Snapshot {
         (0..self.manifest().blobs()).map(|blob| self.manifest().blob_size(blob)).sum()
     }
 
-    /// Where [`staging`](crate::staging) keeps its last stage.
+    /// Returns the slot in which [`staging`](crate::staging) keeps its last stage.
     pub(crate) fn stage_slot(&self) -> &Mutex<Option<Arc<Stage>>> {
         &self.stage
     }

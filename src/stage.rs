@@ -18,7 +18,7 @@ pub struct Stage {
     pub(crate) bytes_found: AtomicU64,
     /// Since when all is verified that is local when it is done, in seconds since 1970; `None`: what was local already is not.
     pub(crate) verified_since: Option<i64>,
-    /// How many flights more may start at once than at the beginning.
+    /// The number of flights that may start at once beyond those of the beginning.
     pub(crate) extra_flights: AtomicUsize,
     pub(crate) large_blobs: Semaphore,
     /// Whether it was found out what is missing.

@@ -31,30 +31,30 @@ use crate::tier::Urgency;
 
 use plan::MissingBlob;
 
-/// How many flights a stage begins with, and how many it may come to. Small files need many at once, for each of them is
-/// mostly waiting; large ones are held back by the budget long before. Each that lands lets one more start, as long as
-/// the tier sends long extents: on a slow link many would only take bandwidth from readers that wait for a block now.
+/// The number of flights that a stage begins with, and that which it may come to. Small files need many at once, for each of them
+/// is mostly waiting; large ones are held back by the budget long before. Each that lands lets one more start, as long as the tier
+/// sends long extents: on a slow link many would only take bandwidth from readers that wait for a block now.
 const INITIAL_FLIGHTS: usize = 8;
 const MAX_FLIGHTS: usize = 64;
 
-/// How many it may come to where nodes share. The owners are near, and all nodes ask all of them at once: more streams bring no
-/// more, and cost memory and processor time. Eight nodes on two cores took 11.5 s for 1 GiB, with 64 it was 13.3.
+/// The number of flights that it may come to where nodes share. The owners are near, and all nodes ask all of them at once: more
+/// streams bring no more, and cost memory and processor time. Eight nodes on two cores took 11.5 s for 1 GiB, with 64 it was 13.3.
 const MAX_CLUSTER_FLIGHTS: usize = 16;
 
-/// How many blobs are under way at once: more than flights, so that the disk's flushes are shared by many small ones
+/// The number of blobs that are under way at once: more than flights, so that the disk's flushes are shared by many small ones
 /// while others still arrive. Each has up to three open files.
 const CONCURRENT_BLOBS: usize = 256;
 
-/// How many large blobs are under way at once: enough for the longest extents to fill all flights, and so few that the first
-/// ones are whole long before the last ones begin.
+/// The number of large blobs that are under way at once: enough for the longest extents to fill all flights, and so few that the
+/// first ones are whole long before the last ones begin.
 const CONCURRENT_LARGE_BLOBS: usize = 8;
 
-/// How long a stage waits for a disk that does not answer, as long as for a tier; and how often it looks.
+/// The time that a stage waits for a disk that does not answer, as long as for a tier; and the interval at which it looks.
 const DISK_STALL_LIMIT: Duration = Duration::from_secs(120);
 const DISK_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long a stage waits before it tries again what the cache had no room for, two seconds in all. What comes is fetched anew each
-/// time.
+/// The times that a stage waits before it tries again what the cache had no room for, two seconds in all. What comes is fetched
+/// anew each time.
 const ROOM_WAITS: [Duration; 4] = [
     Duration::from_millis(100),
     Duration::from_millis(300),
@@ -62,7 +62,7 @@ const ROOM_WAITS: [Duration; 4] = [
     Duration::from_secs(1),
 ];
 
-/// How often blocks that vanished from the cache are fetched again: a scrub may run meanwhile, and the disk rot.
+/// The number of times that blocks that vanished from the cache are fetched again: a scrub may run meanwhile, and the disk rot.
 const REFETCH_LIMIT: usize = 4;
 
 impl Snapshot {
@@ -218,8 +218,8 @@ impl Stage {
         Err(Error::new(Kind::Disk, text))
     }
 
-    /// Fetches what is missing, and once more when the cache's disk did not answer and does so again, or when the cache had no room:
-    /// what another mount held, which has just ended, may be in use for a moment still.
+    /// Fetches what is missing, and once more when the cache's disk did not answer and does so again, or when the cache had no
+    /// room: what another mount held, which has just ended, may be in use for a moment still.
     async fn fetch_retrying_disk(
         &self,
         snapshot: &Weak<Snapshot>,

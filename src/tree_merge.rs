@@ -1,8 +1,8 @@
 //! Three-way merge of directory trees: which changes of two trees with a common base are combined.
 //!
-//! Paths, kinds, sizes and times are compared, and of two snapshots what each was published as; no content is read. What was changed
-//! in one of the trees wins over what was not; of what was changed in both, what was changed later; and what was changed over what
-//! was deleted.
+//! Paths, kinds, sizes and times are compared, and of two snapshots what each was published as; no content is read. What was
+//! changed in one of the trees wins over what was not; of what was changed in both, what was changed later; and what was changed
+//! over what was deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +31,7 @@ pub enum MergeEntry {
         executable: bool,
         /// Whether anything was done to it since the trees were the same, though it may look as it did.
         touched: bool,
-        /// What a snapshot has as its content; `None` for a file in a directory.
+        /// The content that a snapshot has for it; `None` for a file in a directory.
         content: Option<SavedContent>,
     },
     /// A symbolic link.
@@ -43,9 +43,9 @@ pub enum MergeEntry {
     },
 }
 
-/// The content of a file in a snapshot, as far as it tells that of another snapshot from it: hashes of the version that the file was
-/// published as, and of where the content lies. One of them stays the same as long as the content does, unless something was done to
-/// the file and it lies in another pack since.
+/// The content of a file in a snapshot, as far as it tells that of another snapshot from it: hashes of the version that the file
+/// was published as, and of where the content lies. One of them stays the same as long as the content does, unless something was
+/// done to the file and it lies in another pack since.
 #[derive(Clone, Copy, Debug)]
 pub struct SavedContent {
     version: u64,
@@ -168,8 +168,8 @@ pub fn merge(base: &MergeTree, ours: &MergeTree, theirs: &MergeTree) -> MergePla
     let paths: BTreeSet<_> = base.keys().chain(ours.keys()).chain(theirs.keys()).collect();
     for path in paths {
         let (base, ours, theirs) = (base.get(path), ours.get(path), theirs.get(path));
-        // What was published anew looks as before. It may have been touched and packed with others only, so a change of ours that can
-        // be seen wins over it.
+        // What was published anew looks as before. It may have been touched and packed with others only, so a change of ours that
+        // can be seen wins over it.
         let is_unseen =
             base.zip(theirs).is_some_and(|(base, now)| base.looks_like(now) && base.has_other_content(now));
         if is_unseen && !base.zip(ours).is_some_and(|(base, ours)| base.looks_like(ours)) {

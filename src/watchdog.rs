@@ -13,8 +13,8 @@ use tokio::runtime::Handle;
 
 use crate::timeout::TICK;
 
-/// After how many ticks work is late: two seconds. A block takes milliseconds; what has been waiting for longer on a disk that is only
-/// busy comes from elsewhere in less.
+/// After how many ticks work is late: two seconds. A block takes milliseconds; what has been waiting for longer on a disk that is
+/// only busy comes from elsewhere in less.
 const WATCHDOG_TICKS: u64 = 20;
 
 /// When work is late, after its beginning.
@@ -53,7 +53,8 @@ impl std::fmt::Debug for Watchdog {
 }
 
 impl Watchdog {
-    /// Watches work that begins now: `on_late` is called by a task of `runtime` when it takes two seconds, and must neither block nor panic.
+    /// Watches work that begins now: `on_late` is called by a task of `runtime` when it takes two seconds, and must neither block
+    /// nor panic.
     pub fn begin(
         self: &Arc<Self>,
         runtime: &Handle,

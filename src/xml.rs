@@ -4,7 +4,7 @@ use quick_xml::Reader;
 use quick_xml::events::Event;
 use serde::de::DeserializeOwned;
 
-/// How deep elements may lie in an answer; none has more than five. To read them takes the square of the depth.
+/// The maximum depth of elements in an answer; none has more than five. To read them takes the square of the depth.
 const MAX_XML_DEPTH: usize = 16;
 
 /// Reads `text`, whose outermost element has one of the names `roots`. Says why it can't be.

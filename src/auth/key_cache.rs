@@ -17,10 +17,10 @@ use super::refresh::key_expiry::format_time;
 use crate::backoff::jittered;
 use crate::error::{Error, Kind, Result};
 
-/// How long a key that is still good is used on after its renewal failed.
+/// The time for which a key that is still good is used on after its renewal failed.
 const RENEWAL_RETRY_DELAY: Duration = Duration::from_secs(10);
-/// How often, and after how long, a configured key that can't be read is looked for again when the one before it is refused: it is
-/// just being replaced, and a file that is written in place is empty for a moment.
+/// The number of times, and the interval, at which a configured key that can't be read is looked for again when the one before it
+/// is refused: it is just being replaced, and a file that is written in place is empty for a moment.
 const REREAD_LIMIT: u32 = 20;
 const REREAD_INTERVAL: Duration = Duration::from_millis(100);
 /// The least age at which a refused key of a token service is replaced. A younger one is not the reason for the refusal.
@@ -202,7 +202,8 @@ impl KeyCache {
                 let renew_at = Some(Instant::now() + jittered(RENEWAL_RETRY_DELAY));
                 Ok(Arc::new(IssuedKey { renew_at, ..IssuedKey::clone(previous) }))
             }
-            // The request is right, its credentials are not: the first key, too, may be asked for by a read, of a mount that was restored.
+            // The request is right, its credentials are not: the first key, too, may be asked for by a read, of a mount that was
+            // restored.
             (Err(error), _) if error.kind() == Kind::Invalid => {
                 Err(Error::new(Kind::Refused, error.to_string()))
             }

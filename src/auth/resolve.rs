@@ -24,7 +24,7 @@ use crate::task::blocking;
 
 /// The longest before its expiry that a key is renewed. One of a short life is renewed in the last tenth of it.
 const MAX_RENEWAL_MARGIN: Duration = Duration::from_secs(300);
-/// How often a provider of `object_store`, which renews its tokens itself, is asked for the current one.
+/// The interval at which a provider of `object_store`, which renews its tokens itself, is asked for the current one.
 const STORE_PROVIDER_POLL_INTERVAL: Duration = Duration::from_secs(30);
 /// The least time between two attempts to renew a key that has expired.
 const MIN_RENEWAL_INTERVAL: Duration = Duration::from_secs(1);

@@ -1,7 +1,8 @@
 //! The HTTP client of a mirror's `object_store`, with what that does not do by itself.
 //!
 //! It has the [`KeyCache`] replace a key that is refused, and asks once more with the new one; asks for a bucket in the region that
-//! its service names; and gives up a server that can't be reached or stalls as soon as origins do: the next tier is not to wait for it.
+//! its service names; and gives up a server that can't be reached or stalls as soon as origins do: the next tier is not to wait for
+//! it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

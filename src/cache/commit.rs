@@ -21,8 +21,8 @@ use super::layout::BlobFile;
 use super::partial::PartialBlob;
 use super::verification_time;
 
-/// How many parts may wait for their commit. A stage that is faster than the disk's flushes waits here, which bounds
-/// the open files too.
+/// The number of parts that may wait for their commit. A stage that is faster than the disk's flushes waits here, which bounds the
+/// open files too.
 const COMMIT_QUEUE_LEN: usize = 512;
 
 /// Number of parts from which on the whole file system is flushed once, and not each file by itself: a flush a file costs a

@@ -1,7 +1,8 @@
 //! Reads of the cache's disk, and whether it answers them.
 //!
-//! A device that hangs blocks a reading thread for as long as it likes. While a read is late, two seconds after it began, nothing more
-//! is read from the disk, and readers go to the next tier. What is late is not taken back: when it returns, the disk is read again.
+//! A device that hangs blocks a reading thread for as long as it likes. While a read is late, two seconds after it began, nothing
+//! more is read from the disk, and readers go to the next tier. What is late is not taken back: when it returns, the disk is read
+//! again.
 
 use std::sync::Arc;
 
@@ -12,14 +13,15 @@ use crate::error::{Error, Kind, Result};
 use crate::task::lost;
 use crate::watchdog::{WATCHDOG_TIMEOUT, Watchdog, WatchdogGuard};
 
-/// How many reads may wait for the disk on threads of a runtime: half of those that it has, so that the others do what needs no disk.
+/// The number of reads that may wait for the disk on threads of a runtime: half of those that it has, so that the others do what
+/// needs no disk.
 const MAX_BLOCKING_READS: usize = 32;
 
 /// The reads of a disk.
 #[derive(Debug)]
 pub struct DiskReads {
     watch: Arc<Watchdog>,
-    /// How many are late.
+    /// The number of reads that are late.
     late: watch::Sender<isize>,
     blocking: Arc<Semaphore>,
 }

@@ -15,10 +15,10 @@ use parking_lot::{Condvar, Mutex};
 use crate::error::{Error, Kind, Result};
 use crate::timeout::TICK;
 
-/// How many ticks a caller waits for its write: a second. A block takes milliseconds; a disk that is only busy answers others
-/// meanwhile.
+/// The number of ticks that a caller waits for its write: a second. A block takes milliseconds; a disk that is only busy answers
+/// others meanwhile.
 const WRITE_TICKS: u32 = 10;
-/// How many threads write for each core: as many as hash and write blocks at once.
+/// The number of writing threads per core: as many as hash and write blocks at once.
 const THREADS_PER_CORE: usize = 2;
 
 type Write = Box<dyn FnOnce() + Send>;
@@ -26,7 +26,7 @@ type Write = Box<dyn FnOnce() + Send>;
 /// The threads that write, and their queue.
 pub struct DiskWriter {
     queue: Sender<Write>,
-    /// How many writes are late.
+    /// The number of writes that are late.
     late: Arc<AtomicUsize>,
 }
 

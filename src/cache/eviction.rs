@@ -24,11 +24,11 @@ pub use volume_claims::{VolumeClaim, VolumeClaims};
 /// One pass frees at least this share of the capacity, so that passes, each of which looks at every blob, stay rare.
 const EVICTION_PASS_FRACTION: u64 = 50;
 
-/// How long a caller that needs room waits while eviction is paused. Not for ever: a lease holder that comes back may need
-/// the waiting thread.
+/// The time that a caller that needs room waits while eviction is paused. Not for ever: a lease holder that comes back may need the
+/// waiting thread.
 const PAUSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How many bytes are written between two looks at the file system's own free space, which others use too.
+/// The number of bytes written between two checks of the file system's own free space, which others use too.
 const FREE_SPACE_CHECK_BYTES: i64 = 64 << 20;
 
 /// Accounts for the space of all tenants, and makes room for more.

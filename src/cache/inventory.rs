@@ -20,9 +20,9 @@ pub struct CachedSnapshot {
     pub source: String,
     /// The id.
     pub snapshot: Digest,
-    /// How many regular files it has.
+    /// The number of its regular files.
     pub files: u64,
-    /// How many of them are local.
+    /// The number of them that are local.
     pub files_local: u64,
     /// The sizes of its blobs together, in bytes.
     pub bytes: u64,
@@ -125,8 +125,8 @@ pub fn manifests(partition: &Partition) -> Result<Vec<(Digest, Manifest)>> {
     Ok(known.collect())
 }
 
-/// Forgets the snapshots of which nothing is among the files `found` of the partition, that are not in use, and came before the time
-/// `before`: their manifests go, which no limit counts. Returns how many that are.
+/// Forgets the snapshots of which nothing is among the files `found` of the partition, that are not in use, and came before the
+/// time `before`: their manifests go, which no limit counts. Returns how many that are.
 ///
 /// # Errors
 /// [`Kind::Disk`](crate::error::Kind::Disk).

@@ -132,7 +132,7 @@ impl LeaseTable {
         union_bytes(self.groups().iter().map(Arc::as_ref).chain(more))
     }
 
-    /// How many blobs are leased one by one: those that are being read or fetched.
+    /// Returns the number of blobs that are leased one by one: those that are being read or fetched.
     pub fn single_leases(&self) -> usize {
         self.held.lock().single.len()
     }

@@ -190,9 +190,9 @@ impl PartialBlob {
         io::forget_pages(&self.file);
     }
 
-    /// Punches a hole in the place of a block: ext4 writes a page that it has failed to write before without converting its unwritten
-    /// extent, and so to no effect, and the kernel drops no page that is in use, such as by what compacts memory. Not in a file that was
-    /// whole: who has it mapped would see the hole.
+    /// Punches a hole in the place of a block: ext4 writes a page that it has failed to write before without converting its
+    /// unwritten extent, and so to no effect, and the kernel drops no page that is in use, such as by what compacts memory. Not in
+    /// a file that was whole: who has it mapped would see the hole.
     fn punch_hole(&self, index: u64) {
         if self.occupied || !self.is_current() {
             return;
@@ -205,7 +205,7 @@ impl PartialBlob {
         }
     }
 
-    /// How many holes were punched into the file: what was read meanwhile may be of one.
+    /// Returns the number of holes that were punched into the file: what was read meanwhile may be of one.
     pub fn holes(&self) -> u64 {
         self.holes.load(SeqCst)
     }

@@ -128,12 +128,12 @@ impl Presence {
         }
     }
 
-    /// How many blocks are not here, the doubted among them.
+    /// Returns the number of missing blocks, the doubted ones among them.
     pub fn missing(&self) -> u64 {
         self.missing.load(std::sync::atomic::Ordering::Acquire)
     }
 
-    /// How many blocks the blob has.
+    /// Returns the number of blocks of the blob.
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
@@ -152,7 +152,7 @@ impl Presence {
     }
 }
 
-/// How many bytes the words of a blob with `blocks` blocks take in a map.
+/// Returns the number of bytes that the words of a blob with `blocks` blocks take in a map.
 pub fn bits_len(blocks: u64) -> u64 {
     words(blocks) as u64 * 16
 }

@@ -25,7 +25,7 @@ pub(super) struct RemovalMarks {
     live: Mutex<HashMap<Key, Weak<Mark>>>,
     /// Whether this process serves all mounts that there are: its listeners are all that have to be told.
     serves_all: AtomicBool,
-    /// How many [`InvalidationGuard`]s there are.
+    /// The number of [`InvalidationGuard`]s.
     invalidations: Mutex<usize>,
     invalidated: Condvar,
 }

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::directory::CacheDirectory;
 use crate::error::{Error, Kind, Result};
 
-/// How long another program may have the directory locked, as tools do that clean up, and how often it is looked at.
+/// The time for which another program may have the directory locked, as tools do that clean up, and the interval of the checks.
 const DIRECTORY_TIMEOUT: Duration = Duration::from_secs(2);
 const DIRECTORY_POLL_INTERVAL: Duration = Duration::from_millis(50);
 

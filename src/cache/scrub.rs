@@ -53,7 +53,7 @@ enum BlobVerdict {
     Unknown,
 }
 
-/// How long the kernel may take to drop what it caches of removed content: longer only where a read of it is under way, or the
+/// The time in which the kernel must drop what it caches of removed content: longer only where a read of it is under way, or the
 /// process that does it is stopped.
 const KERNEL_CACHE_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -15,7 +15,7 @@ pub struct CompleteGeneration {
     pub manifest: Digest,
     /// The number of the generation.
     pub generation: u64,
-    /// How many files it has.
+    /// The number of its files.
     pub files: u64,
     /// Total size of the files, in bytes.
     pub bytes: u64,
@@ -25,12 +25,13 @@ pub struct CompleteGeneration {
     pub until: DateTime<Utc>,
     /// When it was in the mirror.
     pub saved: DateTime<Utc>,
-    /// How long it took to save, in seconds.
+    /// The duration of the save, in seconds.
     pub seconds: f64,
 }
 
 impl CompleteGeneration {
-    /// How far from it the states of other ranks may be that are of the same time: half the time that its rank took to the next.
+    /// Returns the greatest distance in time of other ranks' states that belong to the same time: half the time that its rank took
+    /// to the next.
     pub fn tolerance(&self) -> TimeDelta {
         ((self.until - self.written) / 2).max(TimeDelta::zero())
     }
@@ -70,8 +71,8 @@ impl SavedCheckpoint {
     }
 
     /// This state as the next generation of what the entry `before` says, or the same one if it is the same snapshot. It keeps the
-    /// last complete one before it; what is the same as that is complete. It was written no later than saved, whatever its files say: one
-    /// that is dated ahead would stay the newest of all.
+    /// last complete one before it; what is the same as that is complete. It was written no later than saved, whatever its files
+    /// say: one that is dated ahead would stay the newest of all.
     pub fn succeed(self, before: Option<&Self>) -> Self {
         let now = self.dated_by_its_save();
         let Some(before) = before else { return Self { generation: 1, ..now } };

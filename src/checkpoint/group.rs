@@ -47,8 +47,8 @@ impl CheckpointGroup {
         self.ranks[0].id.name()
     }
 
-    /// Whether every rank that saved checkpoints in its job saved this one. Loose files beside them are none: a rank that only logs makes
-    /// nothing less whole.
+    /// Whether every rank that saved checkpoints in its job saved this one. Loose files beside them are none: a rank that only logs
+    /// makes nothing less whole.
     pub fn is_whole(&self) -> bool {
         self.whole
     }
@@ -123,7 +123,7 @@ impl CheckpointGroup {
         self.ranks.iter().map(|saved| saved.saved).max().unwrap_or_default()
     }
 
-    /// How many files it has.
+    /// Returns the number of its files.
     pub fn files(&self) -> u64 {
         self.ranks.iter().map(|saved| saved.files).sum()
     }
@@ -183,8 +183,8 @@ pub fn latest<'a>(groups: impl IntoIterator<Item = &'a CheckpointGroup>) -> Opti
 }
 
 /// The checkpoints that are older than the `keep` newest among `groups`, all of a project as [`group`] orders them. Only those that
-/// are whole and complete count, and no loose files; the latest is never returned, nor that of which `entered` is a rank, nor one of more
-/// ranks than each newer one: what the first ranks of a job have saved looks whole before the others have saved anything.
+/// are whole and complete count, and no loose files; the latest is never returned, nor that of which `entered` is a rank, nor one
+/// of more ranks than each newer one: what the first ranks of a job have saved looks whole before the others have saved anything.
 pub fn superseded<'a>(
     groups: &'a [CheckpointGroup],
     keep: usize,

@@ -15,8 +15,8 @@ pub fn is_marker(path: &[u8]) -> bool {
     MARKERS.contains(&path.rsplit(|b| *b == b'/').next().unwrap_or_default())
 }
 
-/// Whether the marker at `path` is there whole, by its `content`: DCP's is renamed when it is; the Trainer's is JSON, maybe with NaN, whose
-/// last line alone is not indented.
+/// Whether the marker at `path` is there whole, by its `content`: DCP's is renamed when it is; the Trainer's is JSON, maybe with
+/// NaN, whose last line alone is not indented.
 pub fn is_whole_marker(path: &[u8], content: &[u8]) -> bool {
     !path.ends_with(TRAINER_MARKER)
         || content.ends_with(b"\n}\n")

@@ -27,12 +27,12 @@ use super::Content;
 /// The most memory that fragments occupy, in bytes: 512 of them, for the bytes beside a page that are read soon after it.
 const MAX_FRAGMENT_BYTES: u64 = 32 << 20;
 
-/// How many fragments of a block are fetched before all of it is: a quarter of it. From a near store, a fragment takes a third of the
-/// time of a block, from a far one more: later, they would have cost more than the block, which is local from then on; earlier,
-/// readers of a few pages here and there would fetch what nobody reads.
+/// The number of fragments of a block that are fetched before all of it is: a quarter of it. From a near store, a fragment takes a
+/// third of the time of a block, from a far one more: later, they would have cost more than the block, which is local from then on;
+/// earlier, readers of a few pages here and there would fetch what nobody reads.
 const MAX_FRAGMENTS_OF_BLOCK: u32 = 4;
 
-/// How many blocks of a content are remembered at the most, in some MiB: more than have a fragment in memory, by far.
+/// The maximum number of blocks of a content that are remembered, in some MiB: more than have a fragment in memory, by far.
 const MAX_REMEMBERED_BLOCKS: usize = 1 << 17;
 
 /// The number of fragments of a whole block, a bit each in [`BlockFragments`].

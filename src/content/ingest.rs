@@ -22,10 +22,10 @@ use crate::tier::Urgency;
 
 use super::{Content, READ_DEADLINE, STAGE_STALL_LIMIT};
 
-/// How long a block that is read from the disk alone waits for one that does not answer: half of what its reader has.
+/// The time that a block that is read from the disk alone waits for one that does not answer: half of what its reader has.
 const DISK_STALL_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long to wait before such a disk is tried again, which is told at once while it does not answer.
+/// The time to wait before such a disk is tried again, which is told at once while it does not answer.
 const DISK_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 
 impl Content {

@@ -20,15 +20,15 @@ use crate::tier::Urgency;
 
 use super::Content;
 
-/// How many blocks fit into one flight at any pace: those of the slowest origin that is still waited for (1 MiB in 5 s) arrive
-/// within a reader's deadline.
+/// The number of blocks that fit into one flight at any pace: those of the slowest origin that is still waited for (1 MiB in 5 s)
+/// arrive within a reader's deadline.
 const MIN_PROVED_BLOCKS: u64 = 4;
 
-/// How often a flight asks for a content before what comes is taken to be all that the origin has.
+/// The number of times that a flight asks for a content before what comes is taken to be all that the origin has.
 const PROOF_ATTEMPT_LIMIT: u32 = 2;
 
-/// How many flights bring a content that is read when it is whole: so many that they are not held up by the slowest of them, and
-/// few enough to leave memory to the readers of others.
+/// The number of flights that bring a content that is read when it is whole: so many that they are not held up by the slowest of
+/// them, and few enough to leave memory to the readers of others.
 const MAX_WHOLE_FLIGHTS: usize = 8;
 
 /// The error of a reader of a file that did not become whole within its deadline.

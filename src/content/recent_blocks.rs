@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use crate::blob::Key;
 use crate::block::BLOCK;
 
-/// How many blocks are kept: 64 MiB, the widest window of one reader, a share for each of a few dozen random ones, and
+/// The number of blocks that are kept: 64 MiB, the widest window of one reader, a share for each of a few dozen random ones, and
 /// small beside the budget for flights.
 const MAX_BLOCKS: usize = 64;
 

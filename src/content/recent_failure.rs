@@ -8,13 +8,13 @@ use tokio::time::Instant;
 
 use crate::error::Error;
 
-/// How long a read must have taken to fail for its error to answer all reads of the same block that come within
-/// [`REPEAT_WINDOW`]. The kernel reads ahead first and then asks again for the very page, and many readers of one page ask for it one
-/// after the other: without this, the last of them would wait for as many deadlines.
+/// The least duration of a failed read whose error answers all reads of the same block that come within [`REPEAT_WINDOW`]. The
+/// kernel reads ahead first and then asks again for the very page, and many readers of one page ask for it one after the other:
+/// without this, the last of them would wait for as many deadlines.
 const SLOW_FAILURE_DURATION: Duration = Duration::from_secs(10);
 const REPEAT_WINDOW: Duration = Duration::from_secs(1);
 
-/// How many failures are kept: those of a kernel's read-ahead, which asks for many blocks at once.
+/// The number of failures that are kept: those of a kernel's read-ahead, which asks for many blocks at once.
 const RECORD_LIMIT: usize = 64;
 
 /// The last failures of one content.

@@ -11,15 +11,16 @@ use crate::backoff::{Backoff, entropy};
 use crate::blob::Key;
 use crate::error::Error;
 
-/// How long the first refutation keeps a content from being fetched anew, and the longest: each wait is twice the one before. A
-/// server that is repaired is found out soon, one that never is costs little.
+/// The first and the longest time for which a refutation keeps a content from being fetched anew: each wait is twice the one
+/// before. A server that is repaired is found out soon, one that never is costs little.
 const REFETCH_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 
-/// How long a refutation is remembered after the content may be fetched anew: another one by then is followed by a longer wait.
+/// The time for which a refutation is remembered after the content may be fetched anew: another one by then is followed by a longer
+/// wait.
 const MEMORY_DURATION: Duration = REFETCH_BACKOFF.1;
 
-/// How many refuted contents are remembered, in some hundred bytes each. An origin that lies about more files than these is asked more
-/// often about those that nobody has open.
+/// The number of refuted contents that are remembered, in some hundred bytes each. An origin that lies about more files than these
+/// is asked more often about those that nobody has open.
 const MAX_REMEMBERED_CONTENTS: usize = 1024;
 
 /// The contents of a tenant that were refuted a while ago: who opens one anew waits as long as who still has it open.
@@ -76,7 +77,7 @@ impl Refutation {
         *last = Some(LastRefutation { times: times + 1, waits, retry_at, error });
     }
 
-    /// How often the content was refuted.
+    /// Returns the number of times that the content was refuted.
     pub(super) fn times(&self) -> u32 {
         self.last.lock().as_ref().map_or(0, |last| last.times)
     }
@@ -86,7 +87,7 @@ impl Refutation {
         self.last.lock().as_ref().map(|last| last.error.share())
     }
 
-    /// Why the content must not be read now; `None` when it may be fetched anew.
+    /// Returns the reason why the content must not be read now; `None` when it may be fetched anew.
     pub(super) fn active_error(&self) -> Option<Error> {
         let last = self.last.lock();
         last.as_ref().filter(|last| Instant::now() < last.retry_at).map(|last| last.error.share())

@@ -25,7 +25,7 @@ pub struct SharedResources {
     pub cluster_budget: Arc<Budget>,
     /// The memory for what is being sent to other nodes.
     pub send_budget: Arc<Budget>,
-    /// How many blocks arrived here or left for other nodes: as long as it grows, this node is not stuck.
+    /// The number of blocks that arrived here or left for other nodes: as long as it grows, this node is not stuck.
     pub blocks_transferred: AtomicU64,
     /// The counters of the engine.
     pub metrics: Arc<EngineMetrics>,

@@ -22,7 +22,7 @@ use crate::timeout::within;
 
 use super::Content;
 
-/// How long a reader waits for other nodes before it also starts a direct fetch (a hedged request), however often they say
+/// The time that a reader waits for other nodes before it also starts a direct fetch (a hedged request), however often they say
 /// that the block is on its way.
 const HEDGE_DELAY: Duration = Duration::from_secs(1);
 

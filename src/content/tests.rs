@@ -25,7 +25,7 @@ use crate::digest::Digest;
 use crate::placement::{ClusterTier, Placement};
 use crate::tier::{Body, Tier, TierKind};
 
-/// What the tier does with one request, where it does not simply answer.
+/// The fault of the tier in one request, where it does not simply answer.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     /// Sends so many bytes, then breaks off.

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 
-/// How many hexadecimal digits of its content's digest the name of an unfinished directory has: enough that no two are the same.
+/// The number of hexadecimal digits of its content's digest in the name of an unfinished directory: enough that no two are the
+/// same.
 const PARTIAL_NAME_DIGITS: usize = 16;
 
 /// A directory that is not whole yet.

@@ -22,7 +22,7 @@ use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::manifest::{Entry, Manifest, Node, Slice};
 
-/// How many zeros, in bytes, are worth a hole: as many as a file system reads at once.
+/// The number of zeros, in bytes, that are worth a hole: as many as a file system reads at once.
 const HOLE_BYTES: usize = 64 << 10;
 
 /// The files of a snapshot on their way into a directory.
@@ -84,18 +84,18 @@ impl PartialTree {
         &self.manifest
     }
 
-    /// How many files are wanted, and how many bytes they have.
+    /// Returns the number of the files that are wanted, and of their bytes.
     pub(super) fn totals(&self) -> (u64, u64) {
         let files = self.files.values().flatten();
         files.fold((0, 0), |(files, bytes), (_, slice)| (files + 1, bytes + slice.len))
     }
 
-    /// How many files blob `number` has.
+    /// Returns the number of files of blob `number`.
     pub(super) fn files(&self, number: u32) -> u64 {
         self.files.get(&number).map_or(0, |files| files.len() as u64)
     }
 
-    /// How many bytes of files are written when block `index` of blob `number` is.
+    /// Returns the number of bytes of files that are written when block `index` of blob `number` is.
     pub(super) fn bytes_in(&self, number: u32, blob: &Blob, index: u64) -> u64 {
         self.parts(number, blob, index).map(|part| part.range.end - part.range.start).sum()
     }

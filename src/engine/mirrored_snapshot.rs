@@ -12,7 +12,8 @@ use crate::tier::lazy_origin::{LazyOrigin, OriginOpener};
 use super::Engine;
 
 impl Engine {
-    /// Makes the snapshot `id` of `mirror` readable, as [`mirrored`](Self::mirrored) does, whether or not a source is still mirrored as that.
+    /// Makes the snapshot `id` of `mirror` readable, as [`mirrored`](Self::mirrored) does, whether or not a source is still
+    /// mirrored as that.
     ///
     /// # Errors
     /// Those of [`mirrored`](Self::mirrored).

@@ -20,7 +20,7 @@ use crate::tier::{Body, Tier, TierKind, Urgency};
 
 use super::{Engine, saved_manifest};
 
-/// How long to wait before a mirror that did not answer is asked again for a lease. Its grace is hours.
+/// The time to wait before a mirror that did not answer is asked again for a lease. Its grace is hours.
 const LEASE_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 impl Engine {

@@ -12,11 +12,11 @@ use crate::metrics::SnapshotMetrics;
 use crate::placement::ClusterTier;
 use crate::tier::{Tier, Urgency};
 
-/// How many invalid responses a tier may send in a row: a server or a proxy in trouble sends one (an error page, a redirect to
-/// nowhere), and a file that has changed says so again.
+/// The number of invalid responses that a tier may send in a row: a server or a proxy in trouble sends one (an error page, a
+/// redirect to nowhere), and a file that has changed says so again.
 const INVALID_RESPONSE_LIMIT: u32 = 2;
 
-/// How long a tier may take until its first byte, and again for each block after it, while another is left (docs/semantics.md,
+/// The time that a tier may take until its first byte, and again for each block after it, while another is left (docs/semantics.md,
 /// "Errors and time").
 pub(super) const REQUEST_STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -32,13 +32,13 @@ pub(super) struct FetchAttempt<'a> {
     pub(super) unit: u64,
     /// When a block last arrived.
     pub(super) last_arrival: Instant,
-    /// How long requests have waited for their turn since the tiers were last asked anew.
+    /// The time that requests have waited for their turn since the tiers were last asked anew.
     pub(super) waited: Duration,
-    /// How long after it the attempt fails, unless another arrives.
+    /// The time after it at which the attempt fails, unless another arrives.
     pub(super) stall_limit: Duration,
     /// Whether a tier has sent wrong bytes since the first tier was asked.
     pub(super) wrong_bytes: bool,
-    /// How long a tier may stall while another is left. It grows with each that did: the others may be of no help.
+    /// The time for which a tier may stall while another is left. It grows with each that did: the others may be of no help.
     pub(super) stall_timeout: Duration,
     /// Whether a tier has stalled for that long since the first tier was asked.
     pub(super) stalled: bool,
@@ -46,11 +46,11 @@ pub(super) struct FetchAttempt<'a> {
     pub(super) refusals: Vec<Refusal>,
 }
 
-/// How a tier did not serve a blob, without being out of order.
+/// The refusal of a tier, which is not out of order, to serve a blob.
 pub(super) struct Refusal {
     /// The tier, by its place in the ladder.
     place: usize,
-    /// How often in a row it may be a passing fault.
+    /// The number of times in a row that it may be a passing fault.
     responses: u32,
     error: Error,
 }
@@ -138,7 +138,7 @@ impl<'a> FetchAttempt<'a> {
         }
     }
 
-    /// Why the tier at `place` need not be asked again.
+    /// Returns the error for which the tier at `place` need not be asked again.
     pub(super) fn refusal(&self, place: usize) -> Option<&Error> {
         let refusal = self.refusals.iter().find(|refusal| refusal.place == place)?;
         (refusal.responses >= INVALID_RESPONSE_LIMIT).then_some(&refusal.error)

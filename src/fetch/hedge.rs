@@ -22,17 +22,17 @@ use crate::error::{Error, Kind, Result};
 use crate::extent::Extent;
 use crate::tier::Urgency;
 
-/// How long a request to the last tier may take for a block: a slower one is useless to a reader, whatever its siblings do.
+/// The time that a request to the last tier may take for a block: a slower one is useless to a reader, whatever its siblings do.
 const BLOCK_DEADLINE: Duration = Duration::from_secs(30);
 
-/// How long a second request may stall until it is replaced: several have their turn within the deadline of a read, and a server that is
-/// slow with every response is not sent many.
+/// The time for which a second request may stall until it is replaced: several have their turn within the deadline of a read, and a
+/// server that is slow with every response is not sent many.
 const HEDGE_STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How soon at most another second request follows one that failed, and how soon at most after many.
+/// The least time after a failed second request until another one follows, and the least time after many.
 const FAILED_HEDGE_WAITS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(8)];
 
-/// How many times slower than its siblings on average a request is that is behind them.
+/// The ratio by which a request that is behind is slower than its siblings on average.
 const SLOW_REQUEST_RATIO: u64 = 4;
 
 /// One request to a tier, or two at once for the same blocks.
@@ -84,7 +84,7 @@ impl<'a> HedgedRequest<'a> {
         self.first.0.extent
     }
 
-    /// How long the tier took until the first byte, and how long ago that was.
+    /// Returns the time until the tier's first byte, and the time since.
     pub fn latency_and_flow(&self) -> (Duration, Duration) {
         let (elapsed, latency) = (self.first.0.elapsed(), self.first.0.latency);
         let latency = latency.unwrap_or(elapsed);
@@ -146,7 +146,7 @@ impl<'a> HedgedRequest<'a> {
         arrived
     }
 
-    /// How long a block may take where another tier is left. The first byte has a window of its own, if it was still
+    /// Returns the time that a block may take where another tier is left. The first byte has a window of its own, if it was still
     /// `unanswered` when the block was asked for.
     fn block_timeout(&self, unanswered: bool) -> Duration {
         self.target.stall_timeout + self.first.0.latency.filter(|_| unanswered).unwrap_or_default()

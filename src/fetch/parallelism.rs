@@ -68,7 +68,7 @@ impl Parallelism {
         Some(RequestSlot(self))
     }
 
-    /// How many requests are under way.
+    /// Returns the number of requests that are under way.
     pub fn used(&self) -> usize {
         self.state.lock().used
     }

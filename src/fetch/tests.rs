@@ -16,7 +16,7 @@ use crate::block::BLOCK;
 use crate::tier::Body;
 use crate::tier::memory::MemoryTier;
 
-/// How one response comes.
+/// The behaviour of one response.
 #[derive(Clone, Copy, Debug)]
 enum ScriptedAnswer {
     /// At once.

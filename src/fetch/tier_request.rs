@@ -83,7 +83,7 @@ impl<'a> TierRequest<'a> {
         }
     }
 
-    /// How long ago it was made.
+    /// Returns the time since it was made.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }

@@ -1,4 +1,4 @@
-//! What a fetch is to bring: blocks, or a fragment of one.
+//! The blocks that a fetch is to bring, or the fragment of one.
 
 use crate::block::{BLOCK, FRAGMENT};
 

@@ -13,7 +13,7 @@ use super::{CONNECT_TIMEOUT, INITIAL_RESPONSE_TIMEOUT, MAX_RESPONSE_TIMEOUT, SIL
 use crate::error::{Error, Kind, Result};
 use crate::tier::Body;
 
-/// How much of an error's body is read in search of its code, in bytes.
+/// The number of bytes of an error's body that are read in search of its code.
 pub(crate) const MAX_ERROR_BODY_BYTES: usize = 64 << 10;
 /// The region of a bucket, which S3 tells when it was asked in another.
 const BUCKET_REGION_HEADER: HeaderName = HeaderName::from_static("x-amz-bucket-region");
@@ -147,12 +147,12 @@ pub(crate) fn explain_transport(error: &reqwest::Error, named: bool) -> Error {
     Error::new(kind, format!("{text}: {}", reason(error)))
 }
 
-/// Why a server could not be reached, so that nothing was sent to it.
+/// The reason why a server could not be reached, so that nothing was sent to it.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct ConnectError(pub(super) String);
 
-/// Why a response was given up that had begun: another connection may be better.
+/// The reason why a response was given up that had begun: another connection may be better.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct DrippingError(pub(super) String);
@@ -161,7 +161,7 @@ fn unreachable(error: &reqwest::Error, text: &str) -> Error {
     Error::with(Kind::Unavailable, text, ConnectError(reason(error)))
 }
 
-/// Why a redirect may not be followed, where the policy or the resolver of a client found so.
+/// The reason why a redirect may not be followed, where the policy or the resolver of a client found so.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct UnfollowedRedirect(pub String);
@@ -194,7 +194,7 @@ fn is_untrusted_certificate(error: &reqwest::Error) -> bool {
         .any(|what| reason.ends_with(&format!("peer certificate: {what}")))
 }
 
-/// Why a connection failed. The words of the TLS library are replaced: they are for programmers.
+/// Returns the reason why a connection failed. The words of the TLS library are replaced: they are for programmers.
 fn reason(error: &reqwest::Error) -> String {
     let text = innermost(error);
     tls_reason(&text).unwrap_or(text)

@@ -12,7 +12,7 @@ use super::{CONNECT_TIMEOUT, header};
 use crate::backoff::{Backoff, entropy};
 use crate::error::{Error, Kind, Result};
 
-/// How often a request is retried after a passing failure.
+/// The number of retries of a request after a passing failure.
 const RETRY_LIMIT: u32 = 3;
 /// The time after which nothing is retried: as much as any operation may take.
 const RETRY_DEADLINE: Duration = Duration::from_secs(30);
@@ -27,8 +27,8 @@ pub(crate) async fn retry_listing<T, F: Future<Output = Result<T>>>(send: impl F
     retry(&[Kind::Unavailable, Kind::Timeout], send).await
 }
 
-/// Retries `send` a few times after a failure that is one of `passing`; once after a response that dripped, which took all of the time
-/// that there is for retries.
+/// Retries `send` a few times after a failure that is one of `passing`; once after a response that dripped, which took all of the
+/// time that there is for retries.
 pub(crate) async fn retry<T, F: Future<Output = Result<T>>>(
     passing: &[Kind],
     mut send: impl FnMut() -> F,
@@ -72,8 +72,8 @@ impl UnreachableRetry {
     }
 }
 
-/// How long a request that failed with `error` is retried. A server that can't be reached, or whose name can't be resolved,
-/// is given no more time than a connection takes: the next tier is not to wait for it.
+/// Returns the time for which a request that failed with `error` is retried. A server that can't be reached, or whose name can't be
+/// resolved, is given no more time than a connection takes: the next tier is not to wait for it.
 fn retry_deadline(error: &Error) -> Duration {
     match error.source() {
         Some(cause) if cause.is::<ConnectError>() => CONNECT_TIMEOUT,
@@ -86,8 +86,8 @@ fn is_dripping(error: &Error) -> bool {
     error.source().is_some_and(|cause| cause.is::<DrippingError>())
 }
 
-/// How long a busy server asks to wait: seconds or until a date (RFC 9110, section 10.2.3), or until a limit that is used
-/// up is reset.
+/// Returns the time for which a busy server asks to wait: seconds or until a date (RFC 9110, section 10.2.3), or until a limit that
+/// is used up is reset.
 pub(super) fn retry_after(response: &Response) -> Option<Duration> {
     if !matches!(response.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
         return None;
@@ -103,7 +103,7 @@ pub(super) fn retry_after(response: &Response) -> Option<Duration> {
     wait.max(header(response.headers(), &RATE_LIMIT_HEADER).and_then(rate_limit_reset))
 }
 
-/// How long until the last of the limits that are used up is reset: `"api";r=12;t=30, "resolvers";r=0;t=57`
+/// Returns the time until the last of the limits that are used up is reset: `"api";r=12;t=30, "resolvers";r=0;t=57`
 /// (draft-ietf-httpapi-ratelimit-headers-09).
 fn rate_limit_reset(limits: &str) -> Option<Duration> {
     let reset = |limit: &str| {
@@ -122,7 +122,7 @@ fn server_time(response: &Response) -> Option<chrono::DateTime<chrono::FixedOffs
 mod tests {
     use super::*;
 
-    /// How often is tried what fails so after two seconds.
+    /// Counts the tries of a request that fails so after two seconds.
     async fn tries(error: impl Fn() -> Error) -> u32 {
         let mut tries = 0;
         let send = || {

@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{INITIAL_RESPONSE_TIMEOUT, MAX_RESPONSE_TIMEOUT};
 
-/// What a request has to bring in a window of time in order not to be slow, in bytes.
+/// The number of bytes that a request has to bring in a window of time in order not to be slow.
 pub(super) const MIN_WINDOW_BYTES: u64 = 128 << 10;
 
 /// Sends `request`, which counts the bytes that arrive into what it is given, and again beside it while it brings too little.

@@ -1,10 +1,10 @@
 //! Failures of TLS in the words of people who run servers.
 
-/// What the TLS library says of a certificate, before the reason.
+/// The words of the TLS library on a certificate, before the reason.
 const CERTIFICATE_PREFIX: &str = "invalid peer certificate: ";
-/// What it says of the server's own reason.
+/// Its words before the server's own reason.
 const ALERT_PREFIX: &str = "received fatal alert: ";
-/// How it ends the sentence on a certificate of another host, with the names that the certificate has.
+/// Its words at the end of the sentence on a certificate of another host, before the names that the certificate has.
 const ONLY_FOR: &str = "; certificate is only valid for ";
 
 /// The failure that the TLS library describes by `text`; `None` where the text is good enough, or not one of the library.

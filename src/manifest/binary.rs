@@ -34,8 +34,8 @@ pub(super) const FRAMES: u8 = 1;
 
 /// The entry of a blob whose origin has no path for it.
 pub(super) const NO_ENTRY: u32 = u32::MAX;
-/// The size of the largest manifest, in bytes. Ten million mirrored files of up to 1 MiB take 2 to 3 GB, 200 to 300 bytes each, and the
-/// checks of 64 TiB take 2 GiB. A larger one would take minutes to fetch, and the address space of whoever opens it.
+/// The size of the largest manifest, in bytes. Ten million mirrored files of up to 1 MiB take 2 to 3 GB, 200 to 300 bytes each, and
+/// the checks of 64 TiB take 2 GiB. A larger one would take minutes to fetch, and the address space of whoever opens it.
 pub(super) const MAX_MANIFEST_BYTES: u64 = 4 << 30;
 /// The size of the largest blob, in bytes: what a file's offset (`off_t`) can tell.
 pub(super) const MAX_BLOB_BYTES: u64 = i64::MAX as u64;

@@ -60,7 +60,7 @@ impl Manifest {
         self.base.as_deref().filter(|base| index < base.blobs())
     }
 
-    /// How many blobs are those of what it is a view of.
+    /// Returns the number of blobs of what it is a view of.
     fn base_blobs(&self) -> u32 {
         self.base.as_ref().map_or(0, |base| base.blobs())
     }
@@ -108,8 +108,8 @@ impl Manifest {
         }
     }
 
-    /// Reads from `file` from now on, which has the same bytes, with the digest `id`, as this has in memory. What is in memory stays
-    /// where it is.
+    /// Reads from `file` from now on, which has the same bytes, with the digest `id`, as this has in memory. What is in memory
+    /// stays where it is.
     ///
     /// # Errors
     /// [`Kind::Disk`]; [`Kind::Corrupt`] where `file` is of another length.
@@ -132,17 +132,17 @@ impl Manifest {
         mapped.map(drop).map_err(|e| fault(e.into()))
     }
 
-    /// How many entries there are, the root included.
+    /// Returns the number of entries, the root included.
     pub fn entries(&self) -> u32 {
         self.header.entries.get()
     }
 
-    /// How many blobs there are.
+    /// Returns the number of blobs.
     pub fn blobs(&self) -> u32 {
         self.base_blobs().saturating_add(self.header.blobs.get())
     }
 
-    /// How many regular files there are.
+    /// Returns the number of regular files.
     pub fn files(&self) -> u64 {
         self.header.files.get()
     }

@@ -29,9 +29,9 @@ const VIEW_LIMITS: ViewLimits = ViewLimits { entries: 1_000_000, path_bytes: 256
 /// The limits of a view.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ViewLimits {
-    /// How many entries it may have.
+    /// The maximum number of its entries.
     pub entries: usize,
-    /// How many bytes their paths, and what links lead to, may have in all.
+    /// The maximum number of bytes of their paths, and of what links lead to, in all.
     pub path_bytes: usize,
 }
 

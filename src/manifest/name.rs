@@ -7,7 +7,7 @@ pub(crate) const MAX_NAME_BYTES: usize = 255;
 /// The longest path, in bytes: `PATH_MAX` of Linux less its closing NUL.
 pub(crate) const MAX_PATH_BYTES: usize = 4095;
 
-/// How many bytes of a bad name are shown.
+/// The number of bytes of a bad name that are shown.
 const MAX_QUOTED_BYTES: usize = 160;
 
 /// Whether `name` can be a directory's entry; else why not.

@@ -2,7 +2,7 @@
 
 use super::name::QuotedName;
 
-/// How many skipped entries are listed one by one.
+/// The number of skipped entries that are listed one by one.
 const MAX_LISTED_SKIPPED: usize = 10;
 
 /// Notes for users on a listing that is valid.
@@ -10,7 +10,7 @@ const MAX_LISTED_SKIPPED: usize = 10;
 pub struct ListingNotes {
     /// Patterns that matched nothing: most likely a slip.
     pub unmatched: Vec<String>,
-    /// How many entries were left out since they hold no data: fifos, sockets and devices.
+    /// The number of entries that were left out since they hold no data: fifos, sockets and devices.
     pub skipped: u64,
     /// The first ten of them: their names, and what they are.
     pub first_skipped: Vec<String>,

@@ -5,7 +5,7 @@ use std::fmt;
 use super::name::QuotedName;
 use crate::error::{Error, Kind, Result};
 
-/// How much of the list an error holds, in bytes: more than a person reads, and little enough for a log.
+/// The number of bytes of the list that an error holds: more than a person reads, and little enough for a log.
 const MAX_ERROR_BYTES: usize = 64 << 10;
 
 /// Callback for each rejected entry, as it is found: its path and why.

@@ -23,7 +23,7 @@ pub(super) struct ListingRow<'a> {
     /// The path with a NUL for each slash; empty for the root. So what is deeper in a tree, or follows in its order, is
     /// greater byte by byte.
     pub path: &'a [u8],
-    /// How many names its path has.
+    /// The number of names in its path.
     pub depth: u16,
     pub what: RowKind,
     /// The size of a file, in bytes.
@@ -105,7 +105,7 @@ impl<'a> ListingRow<'a> {
         out.extend_from_slice(self.tail);
     }
 
-    /// How many bytes a row has that begins with `head`.
+    /// Returns the number of bytes of a row that begins with `head`.
     pub(super) fn len(head: &[u8; ROW_HEADER_BYTES]) -> usize {
         let head: &RowHeader = zerocopy::transmute_ref!(head);
         let sha256 = if head.flags & SHA256 != 0 { 32 } else { 0 };
@@ -153,7 +153,7 @@ fn swap(text: &[u8], from: u8, to: u8) -> Vec<u8> {
     text.iter().map(|b| if *b == from { to } else { *b }).collect()
 }
 
-/// How many names `key` has.
+/// Returns the number of names in `key`.
 pub(super) fn depth(key: &[u8]) -> u16 {
     // The longest path has 2,048 of them.
     if key.is_empty() { 0 } else { 1 + key.iter().filter(|b| **b == 0).count() as u16 }

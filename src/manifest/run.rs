@@ -14,7 +14,7 @@ use bytes::Bytes;
 use super::row::{ListingRow, ROW_HEADER_BYTES, RowKind};
 use crate::error::{Error, Result};
 
-/// How much of a run's file is read at once: runs are read beside each other, each from the start to the end.
+/// The number of bytes of a run's file that are read at once: runs are read beside each other, each from the start to the end.
 const READ_BUFFER_BYTES: usize = 256 << 10;
 
 /// Sorted rows; no directory is there twice.

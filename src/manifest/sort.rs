@@ -8,11 +8,11 @@ use super::row::ListingRow;
 use super::run::{RowFilter, RunWriter, SortedRun, merge};
 use crate::error::{Error, Kind, Result};
 
-/// How many bytes of rows are kept in memory before they are put on the disk; while that happens, as many come. Those
-/// of 100,000 objects, and so of nearly every source. A little less than a power of two, so that the last row doesn't
-/// double what they lie in.
+/// The number of bytes of rows that are kept in memory before they are put on the disk; while that happens, as many come. Those of
+/// 100,000 objects, and so of nearly every source. A little less than a power of two, so that the last row doesn't double what they
+/// lie in.
 const BATCH_BYTES: usize = (16 << 20) - (128 << 10);
-/// How many runs are merged at once: their buffers take 16 MiB.
+/// The number of runs that are merged at once: their buffers take 16 MiB.
 const MAX_MERGED_RUNS: usize = 64;
 
 /// Sorts rows, in memory and on the disk.

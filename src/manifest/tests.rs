@@ -23,7 +23,7 @@ use crate::source::Patterns;
 
 const ORIGIN: &str = "s3://bucket/models";
 
-/// What the model holds at a path.
+/// The entry of the model at a path.
 #[derive(Clone, Debug, PartialEq)]
 enum ExpectedEntry {
     File { size: u64, executable: bool, version: Vec<u8>, sha256: Option<[u8; 32]> },

@@ -19,9 +19,9 @@ pub struct Histogram {
 /// The counts of a [`Histogram`] at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HistogramCounts {
-    /// How many fell into each bucket, the last being those beyond all [`BUCKET_BOUNDS`].
+    /// The number of those that fell into each bucket, the last being those beyond all [`BUCKET_BOUNDS`].
     pub counts: [u64; BUCKET_BOUNDS.len() + 1],
-    /// How long all of them took together.
+    /// The total time of all of them.
     pub sum: Duration,
 }
 
@@ -42,7 +42,7 @@ impl Histogram {
 }
 
 impl HistogramCounts {
-    /// How many there were.
+    /// Returns the number of all of them.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }

@@ -65,7 +65,7 @@ pub struct TierRequests {
     pub failed: CountsByKind,
     /// Blocks that arrived and were not right.
     pub wrong_blocks: u64,
-    /// How long it took until the first byte.
+    /// The times until the first byte.
     pub began: HistogramCounts,
 }
 

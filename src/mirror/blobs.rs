@@ -19,7 +19,7 @@ use crate::error::{Error, Kind, Result};
 
 /// The largest object that a store copies by one request: 5 GiB on S3.
 const MAX_COPY_BYTES: u64 = 5 << 30;
-/// How often a record is created that is said to be there and is not: one that was deleted meanwhile, or damaged.
+/// The number of attempts to create a record that is said to be there and is not: one that was deleted meanwhile, or damaged.
 const RECORD_ATTEMPT_LIMIT: u32 = 2;
 
 impl Mirror {

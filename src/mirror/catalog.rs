@@ -21,7 +21,7 @@ use crate::source::Patterns;
 
 /// The beginning of the last line but one of a ref without a check: earlier versions wrote none.
 const TOOL_PREFIX: &str = "\n  \"tool\": \"";
-/// How often a ref is read or replaced again when another writer or a collector was faster.
+/// The number of times that a ref is read or replaced again when another writer or a collector was faster.
 const REF_ATTEMPT_LIMIT: u32 = 8;
 
 /// The ref of a source: the snapshot that it is mirrored as.
@@ -46,17 +46,17 @@ pub struct Ref {
     /// The digest of what the origin listed, with the version of every file.
     #[serde(with = "hex")]
     pub listing: Digest,
-    /// How many files it has.
+    /// The number of its files.
     pub files: u64,
     /// Total size of the files, in bytes.
     pub bytes: u64,
-    /// How many blobs hold them.
+    /// The number of blobs that hold them.
     pub blobs: u64,
-    /// How many bytes those take in the store.
+    /// The number of bytes that those take in the store.
     pub stored: u64,
     /// When the origin was listed.
     pub listed: DateTime<Utc>,
-    /// How long it took from then on, in seconds.
+    /// The time that it took from then on, in seconds.
     pub took: f64,
     /// The version of bdnfs that did it.
     pub tool: String,
@@ -223,8 +223,8 @@ impl Mirror {
         Err(keeps_being_replaced(ours))
     }
 
-    /// Makes `ours` what its source is mirrored as, dated after what that was before, whatever clocks say. Returns it as it is then.
-    /// The `lease` must still be held.
+    /// Makes `ours` what its source is mirrored as, dated after what that was before, whatever clocks say. Returns it as it is
+    /// then. The `lease` must still be held.
     ///
     /// # Errors
     /// Those of [`commit_ref`](Self::commit_ref).
@@ -267,7 +267,8 @@ impl Mirror {
         self.remove_ref(key, None).await
     }
 
-    /// Removes a ref as [`remove`](Self::remove) does; where a `snapshot` is given, only as long as that is what its source is mirrored as.
+    /// Removes a ref as [`remove`](Self::remove) does; where a `snapshot` is given, only as long as that is what its source is
+    /// mirrored as.
     ///
     /// # Errors
     /// Those of [`remove`](Self::remove).

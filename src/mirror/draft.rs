@@ -187,7 +187,8 @@ impl Mirror {
         Ok(got.and_then(|got| DraftState::decode(&got.bytes, &found.recipe)))
     }
 
-    /// How many bytes a service keeps of a draft's object. In a directory it is a file like others that were left.
+    /// Returns the number of bytes of a draft's object that a service keeps. In a directory it is a file like others that were
+    /// left.
     pub(super) async fn uploaded(&self, found: &JournalEntry) -> Result<u64> {
         let state = if self.local.is_none() { self.state(found).await? } else { None };
         Ok(state.map_or(0, |state| state.parts.len() as u64 * state.part))
@@ -230,7 +231,7 @@ impl Draft {
         }
     }
 
-    /// How many blocks are done.
+    /// Returns the number of blocks that are done.
     pub fn blocks(&self) -> u64 {
         self.checks.len() as u64
     }
@@ -245,7 +246,7 @@ impl Draft {
         &self.journal.place
     }
 
-    /// How many bytes of its stored form this run has written.
+    /// Returns the number of bytes of its stored form that this run has written.
     pub fn written(&self) -> u64 {
         self.stored() - self.found
     }

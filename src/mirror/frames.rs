@@ -12,7 +12,7 @@ const ZSTD_LEVEL: i32 = 1;
 /// The ratio up to which compression pays, in percent. Text comes to 15-40 %. Weights in bf16 come to 78 %,
 /// in fp16 and fp32 to 92 %: too little for a core that restores slower than a good network sends.
 const MAX_COMPRESSED_PERCENT: usize = 66;
-/// How much of a blob is tried, in bytes and in pieces: pieces so that one odd stretch does not decide.
+/// The size of the sample of a blob, in bytes and in pieces: pieces so that one odd stretch does not decide.
 const SAMPLE_BYTES: usize = 256 << 10;
 const SAMPLE_PIECES: usize = 8;
 

@@ -31,11 +31,11 @@ use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::task::blocking;
 
-/// How many objects are looked into or deleted at once.
+/// The number of objects that are looked into or deleted at once.
 const GC_REQUESTS_IN_FLIGHT: usize = 32;
 
-/// How many objects are deleted before the lease may be renewed again, and how long after the last time it is: what a run that was
-/// stopped meanwhile may delete too much. Services allow about one write a second to an object.
+/// The number of objects that are deleted before the lease may be renewed again, and the time from one renewal to the next: what a
+/// run that was stopped meanwhile may delete too much. Services allow about one write a second to an object.
 const GC_DELETIONS_PER_RENEWAL: usize = 128;
 const GC_RENEWAL_INTERVAL: Duration = Duration::from_secs(2);
 

@@ -1,4 +1,4 @@
-//! What a collection deleted.
+//! The report of a collection.
 
 /// The objects that a collection deleted, or would delete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]

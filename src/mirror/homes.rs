@@ -31,8 +31,8 @@ pub struct HomeReport {
     pub unsaved_since: Option<DateTime<Utc>>,
     /// Whether a job used it.
     pub in_use: bool,
-    /// Whether a job was about to use it and had written nothing: one that is `in_use`, too, goes on, and another gives way to nodes
-    /// that are about to do the same.
+    /// Whether a job was about to use it and had written nothing: one that is `in_use`, too, goes on, and another gives way to
+    /// nodes that are about to do the same.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub beginning: bool,
     /// When the node reported this, by its clock.

@@ -31,11 +31,11 @@ pub use choice::ChosenCheckpoint;
 
 /// The version of an entry. One of a newer version is refused.
 const ENTRY_VERSION: u32 = 1;
-/// How often an entry is written when others were faster.
+/// The number of attempts to write an entry when others were faster.
 const ENTRY_ATTEMPT_LIMIT: u32 = 20;
 /// The pause after the first attempt; after later ones it is as many times as long.
 const ENTRY_RETRY_WAIT: Duration = Duration::from_millis(20);
-/// How many entries are read at once.
+/// The number of entries that are read at once.
 const ENTRY_READS_IN_FLIGHT: usize = 32;
 
 /// The content of an entry's object.
@@ -255,8 +255,8 @@ impl Mirror {
         Ok(removed || listed.is_some())
     }
 
-    /// Removes a checkpoint as [`remove_checkpoint`](Self::remove_checkpoint) does, if it is still as its entry was read: `saved`. False
-    /// where it was saved again, or removed, since.
+    /// Removes a checkpoint as [`remove_checkpoint`](Self::remove_checkpoint) does, if it is still as its entry was read: `saved`.
+    /// False where it was saved again, or removed, since.
     ///
     /// # Errors
     /// Those of the store.

@@ -139,8 +139,8 @@ impl Mirror {
         }
     }
 
-    /// Refuses a mirror of another version or kind; there may be none. Credentials for the tenant's prefix alone can't see what kind it
-    /// is, and are not refused.
+    /// Refuses a mirror of another version or kind; there may be none. Credentials for the tenant's prefix alone can't see what
+    /// kind it is, and are not refused.
     ///
     /// # Errors
     /// As [`exists`](Self::exists).

@@ -20,12 +20,12 @@ use super::{Mirror, process_id};
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 
-/// How often a lease is renewed.
+/// The interval at which a lease is renewed.
 const RENEW_INTERVAL: Duration = Duration::from_secs(60);
-/// How long an unrenewed lease lasts: work goes on while a store is out of order for a few minutes.
+/// The time for which an unrenewed lease lasts: work goes on while a store is out of order for a few minutes.
 const LEASE_TTL: Duration = Duration::from_secs(300);
 
-/// How long a release waits for the lease's object to be deleted.
+/// The time that a release waits for the lease's object to be deleted.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The purpose of a lease, as listed.

@@ -21,9 +21,9 @@ use crate::http_client::{MAX_RESPONSE_TIMEOUT, send_hedged, silent};
 use crate::manifest::Manifest;
 use crate::task::blocking;
 
-/// How much of a manifest one request moves, in bytes.
+/// The number of bytes of a manifest that one request moves.
 const PIECE_BYTES: u64 = 8 << 20;
-/// How many such requests are under way at once.
+/// The number of such requests that are under way at once.
 const PIECES_IN_FLIGHT: usize = 4;
 
 impl Mirror {

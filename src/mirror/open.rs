@@ -20,7 +20,7 @@ use crate::error::{Error, Kind, Result};
 use crate::http_client::{self, HttpClient};
 use crate::source::{Access, BucketService, Uri, not_object_storage};
 
-/// How long one request may take that moves much: a part of an upload over a slow line, or a copy of 5 GiB within the store.
+/// The timeout of one request that moves much: a part of an upload over a slow line, or a copy of 5 GiB within the store.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A store, and its credentials where it is no local directory.

@@ -60,7 +60,8 @@ impl Mirror {
         Ok(pieces(got).map_err(move |e| mirror.failure("read", &key, &e)).boxed())
     }
 
-    /// Why an object of `len` bytes can't be read: it is gone or cut off, or the store is out of order.
+    /// Returns the error that explains why an object of `len` bytes can't be read: it is gone or cut off, or the store is out of
+    /// order.
     async fn explain_unreadable(&self, key: &Path, len: u64, error: object_store::Error) -> Error {
         match self.head(key).await {
             Ok(None) => damaged(self.url_of(key), "it is missing"),

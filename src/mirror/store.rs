@@ -26,14 +26,15 @@ use crate::task::blocking;
 
 /// The largest object that is taken into memory whole. Records are the largest: 40 bytes for each MiB of a blob.
 const MAX_OBJECT_BYTES: u64 = 512 << 20;
-/// How long a writer waits for the lock of a mirror in a directory, and how often it tries: another holds it while it writes one
-/// small object.
+/// The time that a writer waits for the lock of a mirror in a directory, and the interval at which it tries: another holds it while
+/// it writes one small object.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// How often an object is written on a condition until the service's response arrives, and the waits between, at first and at
-/// most: a connection that is lost is an accident, three are an outage.
+/// The number of conditional writes of an object until the service's response arrives, and the waits between, at first and at most:
+/// a connection that is lost is an accident, three are an outage.
 const LOST_ATTEMPT_LIMIT: u32 = 3;
-/// How long after the first attempt another may begin: far less than a lease lasts, under which what is written is used.
+/// The time after the first attempt within which another may begin: far less than a lease lasts, under which what is written is
+/// used.
 const LOST_RETRY_PERIOD: Duration = Duration::from_secs(60);
 const LOST_BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(2));
 
@@ -82,8 +83,9 @@ impl Mirror {
         put.map(drop).map_err(|e| self.failure("write", key, &e))
     }
 
-    /// Writes the object at `key` unless there is one; false when there is one with other content. In an exclusive mirror the writer's
-    /// lease keeps others from doing the same: `lease`, where it is given, must still be held once nothing was found there.
+    /// Writes the object at `key` unless there is one; false when there is one with other content. In an exclusive mirror the
+    /// writer's lease keeps others from doing the same: `lease`, where it is given, must still be held once nothing was found
+    /// there.
     pub(super) async fn create(
         &self,
         key: &Path,
@@ -195,8 +197,8 @@ impl Mirror {
         }
     }
 
-    /// Deletes the object at `key` if it is the one that was read `before`; false when there is another one by now, or none. A service
-    /// deletes on no condition: there, one that is written in the same moment is deleted, too.
+    /// Deletes the object at `key` if it is the one that was read `before`; false when there is another one by now, or none. A
+    /// service deletes on no condition: there, one that is written in the same moment is deleted, too.
     pub(super) async fn delete_unchanged(&self, key: &Path, before: &StoredObject) -> Result<bool> {
         let _lock = match &self.local {
             Some(root) => lock_directory(root.join(FORMAT_OBJECT)).await?,

@@ -17,9 +17,9 @@ use crate::error::{Error, Kind, Result};
 /// The least size of a part, in bytes: large enough that requests don't show, small enough for several in memory. S3
 /// asks for 5 MiB at least.
 pub const MIN_PART_BYTES: u64 = 16 << 20;
-/// How many parts an object may have: S3 allows 10,000, and some room is for what doesn't compress.
+/// The number of parts that an object may have: S3 allows 10,000, and some room is for what doesn't compress.
 const MAX_PARTS: u64 = 9_000;
-/// How many parts are on their way at once.
+/// The number of parts that are on their way at once.
 const PARTS_IN_FLIGHT: usize = 4;
 
 /// The index of a part, and the result of its upload.
@@ -39,7 +39,7 @@ pub(super) struct Upload {
     /// The store's identifiers of the parts that it has.
     uploaded: BTreeMap<usize, String>,
     in_flight: JoinSet<PartUpload>,
-    /// How many parts it took from us.
+    /// The number of parts that it took from us.
     accepted: usize,
     rejected: bool,
 }
@@ -47,7 +47,7 @@ pub(super) struct Upload {
 /// The end of a part.
 #[derive(Debug)]
 pub(super) struct PartEnd {
-    /// How many parts there are before it.
+    /// The number of parts before it.
     pub parts: usize,
     /// The bytes just written that follow it.
     pub rest: Bytes,
@@ -91,7 +91,7 @@ impl Upload {
         self.part
     }
 
-    /// How many parts have arrived, without a gap.
+    /// Returns the number of parts that have arrived, without a gap.
     pub(super) fn uploaded(&self) -> usize {
         (0..).zip(self.uploaded.keys()).take_while(|(index, uploaded)| index == *uploaded).count()
     }

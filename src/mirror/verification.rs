@@ -18,11 +18,11 @@ use crate::manifest::Manifest;
 use crate::task::blocking;
 use crate::tier::{Tier, Urgency};
 
-/// How many blobs are checked for existence at once, and how many are read.
+/// The number of blobs that are checked for existence at once, and of those that are read.
 const HEADS_IN_FLIGHT: usize = 64;
 const READS_IN_FLIGHT: usize = 4;
 
-/// How often a blob is checked that others repair again and again.
+/// The number of checks of a blob that others repair again and again.
 const CHECK_LIMIT: usize = 3;
 
 /// Progress of a verification.
@@ -111,8 +111,8 @@ impl Mirror {
         Ok(())
     }
 
-    /// Checks a blob. One at fault is forgotten, unless another run repairs it meanwhile: what was read then was the damage, and not what
-    /// is there now.
+    /// Checks a blob. One at fault is forgotten, unless another run repairs it meanwhile: what was read then was the damage, and
+    /// not what is there now.
     async fn check_blob(&self, blob: &Blob, deep: bool) -> Result<()> {
         let check = async || if deep { self.read_all(blob).await } else { self.check_object(blob).await };
         let Key::Content(digest) = blob.key else { return check().await };
@@ -223,7 +223,7 @@ mod tests {
 
     use super::*;
 
-    /// How often a blob was checked that is right from the check number `repaired` on, and what came of it.
+    /// Returns the number of checks of a blob that is right from the check number `repaired` on, and the outcome.
     async fn checks(repaired: usize, version: impl Fn(usize) -> usize) -> (usize, Option<bool>) {
         let count = Cell::new(0);
         let check = async || {

@@ -32,9 +32,9 @@ use crate::task::blocking;
 /// Up to this size a blob is made in memory, where its digest is known before it is sent, unless that were more than a
 /// quarter of all.
 const MAX_IN_MEMORY_BYTES: u64 = 64 << 20;
-/// How many extents of a larger blob are read at once.
+/// The number of extents of a larger blob that are read at once.
 const READS_IN_FLIGHT: usize = 4;
-/// How many files of a pack are read at once.
+/// The number of files of a pack that are read at once.
 const FILES_IN_FLIGHT: usize = 64;
 /// Memory that the upload of a larger blob holds: extents as they came and compressed, and parts in transfer.
 const STREAM_MEMORY_BYTES: u64 = 2 * READS_IN_FLIGHT as u64 * MAX_EXTENT_BLOCKS * BLOCK + 5 * MIN_PART_BYTES;
@@ -338,7 +338,7 @@ impl<'a> BlobBuilder<'a> {
     }
 }
 
-/// How many bytes of a file are done.
+/// Returns the number of bytes of a file that are done.
 fn done(draft: &Draft, blob: &Blob) -> u64 {
     (draft.blocks() * BLOCK).min(blob.size)
 }

@@ -18,7 +18,7 @@ use crate::fetch::Ladder;
 use crate::mirror::record::recipe;
 use crate::task::blocking;
 
-/// How many extents are read and hashed at once.
+/// The number of extents that are read and hashed at once.
 const READS_IN_FLIGHT: usize = 4;
 
 /// The recipe of any content of `size` bytes whose first blocks are these; an extent of them, or all where there are fewer.

@@ -12,7 +12,7 @@ use crate::extent::Extent;
 use crate::fetch::{FetchScope, Ladder};
 use crate::tier::Urgency;
 
-/// How long the origin is asked again while nothing arrives.
+/// The time for which the origin is asked again while nothing arrives.
 const ORIGIN_STALL_LIMIT: Duration = Duration::from_secs(120);
 
 /// The blocks of `extent`, as the origin sends them. There is nothing yet that they could be held against.

@@ -26,8 +26,8 @@ pub(super) const MIN_OWN_BLOB_BYTES: u64 = BLOCK;
 /// however large the pack is; but all of a pack is made again when a file of it changes.
 const MIN_PACK_BYTES: u64 = 4 << 20;
 const MAX_PACK_BYTES: u64 = MAX_EXTENT_BLOCKS * BLOCK;
-/// How many bytes beyond the least a pack holds on average, at the most. With the least that is as much as is asked for at once
-/// of a store that takes 20 ms to begin ([`crate::extent`]).
+/// The maximum number of bytes beyond the least that a pack holds on average. With the least that is as much as is asked for at
+/// once of a store that takes 20 ms to begin ([`crate::extent`]).
 const MEAN_PACK_EXCESS_BYTES: u64 = 4 << 20;
 /// The most files in a pack: their versions must fit into a manifest's record.
 const MAX_PACK_FILES: usize = 65_536;
@@ -163,7 +163,7 @@ mod tests {
         assert!(recipes.is_sorted_by_key(|r| r.files[0]));
     }
 
-    /// How many bytes of packs are stored for `after` where those of `before` are.
+    /// Returns the number of bytes of packs that are stored for `after` where those of `before` are.
     fn stored(before: &[(String, u64)], after: Vec<(String, u64)>) -> u64 {
         let known: HashSet<_> = recipes(before.to_vec()).into_iter().map(|recipe| recipe.name).collect();
         let new = recipes(after).into_iter().filter(|recipe| !known.contains(&recipe.name));

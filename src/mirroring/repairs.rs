@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 
-/// How many repaired faults are listed one by one; `mirror verify` lists all.
+/// The number of repaired faults that are listed one by one; `mirror verify` lists all.
 const MAX_LISTED_REPAIRS: usize = 10;
 
 /// Damage that a mirroring run found and repaired.

@@ -16,7 +16,7 @@ use crate::fetch::{FetchScope, Ladder};
 use crate::manifest::{Manifest, Node, PackedFile, content_version};
 use crate::tier::Urgency;
 
-/// How long the mirror is asked again while nothing arrives; then the origin is.
+/// The time for which the mirror is asked again while nothing arrives; then the origin is.
 const OLD_PACK_STALL_LIMIT: Duration = Duration::from_secs(10);
 
 /// The previous snapshot, and the mirror that has it.

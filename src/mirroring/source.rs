@@ -44,7 +44,7 @@ pub enum PreviousState {
 }
 
 impl MirrorSource {
-    /// What `patterns` select of the source at `uri`, whose origin is opened with `access`.
+    /// Opens the source at `uri` with `access`, for what `patterns` select of it.
     ///
     /// # Errors
     /// Those of [`origin::open`].

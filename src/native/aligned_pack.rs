@@ -20,7 +20,7 @@ use crate::tier::{Body, Origin, Tier, TierKind, Urgency};
 const PACK_FILE: &[u8] = b"pack";
 /// The version of the layout. Another one makes other packs, which are other blobs.
 const VERSION: &str = "2";
-/// How much of a file is read at once, in bytes: no more than what is packed has.
+/// The number of bytes of a file that are read at once: no more than what is packed has.
 const PACK_PIECE_BYTES: usize = 1 << 20;
 
 /// The pack of a snapshot, read from the snapshot's files.

@@ -28,14 +28,15 @@ use crate::task::blocking;
 /// alone on a FUSE mount as well, and would lose O_DIRECT.
 pub const MAX_WORTHWHILE_FILE_BYTES: u64 = 16 << 20;
 
-/// How long ago the content of small files may have been verified before a pack is made of it: what has just come was when it came,
-/// and what lies in the cache for long may have rotted.
+/// The maximum age of the verification of small files' content when a pack is made of it: what has just come was when it came, and
+/// what lies in the cache for long may have rotted.
 const PACKED_VERIFICATION_AGE: Duration = Duration::from_secs(3600);
 
-/// How often small files that are lost or damaged are fetched before a pack is made of them: a scrub may run meanwhile.
+/// The number of times that small files that are lost or damaged are fetched before a pack is made of them: a scrub may run
+/// meanwhile.
 const PACKED_FETCH_LIMIT: usize = 8;
 
-/// How often a pack is made that something replaces a blob of meanwhile.
+/// The number of attempts to make a pack that something replaces a blob of meanwhile.
 const PACK_ATTEMPT_LIMIT: usize = 4;
 
 /// A snapshot, all of which is local and leased, and its pack.

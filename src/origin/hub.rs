@@ -45,7 +45,8 @@ use crate::tier::{Body, Origin, Tier, TierKind, Urgency};
 const HUB_URL: &str = "https://huggingface.co";
 /// The largest description of a revision that is read, in bytes. It names all files, so it can be long.
 const MAX_REVISION_BYTES: usize = 64 << 20;
-/// How many parts of a path are tried as a part of the revision, each with a request. Few branches have more than one slash.
+/// The number of parts of a path that are tried as a part of the revision, each with a request. Few branches have more than one
+/// slash.
 const REVISION_PARTS_LIMIT: usize = 8;
 
 /// A repository of the Hub at one commit, or what lies at a path in it.
@@ -68,7 +69,7 @@ struct ResolvedCommit {
     sha: String,
     #[serde(rename = "lastModified")]
     date: Option<String>,
-    /// How content is gated: `false`, `"auto"`, `"manual"`. The tree of a gated repository is public.
+    /// The access gate of the content: `false`, `"auto"`, `"manual"`. The tree of a gated repository is public.
     #[serde(default)]
     gated: Value,
 }

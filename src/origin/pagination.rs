@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Kind, Result};
 
-/// How many pages in a row may be empty. Services send some where much was deleted; one that sends nothing else would be
+/// The number of pages in a row that may be empty. Services send some where much was deleted; one that sends nothing else would be
 /// asked for ever.
 const EMPTY_PAGE_LIMIT: u32 = 1000;
 
@@ -16,9 +16,9 @@ pub(super) struct Pagination {
     /// The name of the service in messages.
     service: &'static str,
     remembered: Option<Vec<u8>>,
-    /// How many pages were not empty.
+    /// The number of pages that were not empty.
     full: u64,
-    /// How many were empty since the last that was not.
+    /// The number of empty pages since the last that was not.
     empty: u32,
 }
 
@@ -83,7 +83,7 @@ impl Pagination {
 mod tests {
     use super::*;
 
-    /// How many pages are taken of those with the keys of `page`, at most `most`.
+    /// Counts the pages that are taken of those with the keys of `page`, at most `most`.
     fn taken(most: usize, page: impl Fn(usize) -> Vec<usize>) -> usize {
         let mut pages = Pagination::of("the service");
         let took = |n: &usize| {

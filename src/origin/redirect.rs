@@ -18,10 +18,10 @@ use crate::error::Result;
 use crate::http_client::{HttpClient, UnfollowedRedirect};
 use crate::source::{Access, loopback};
 
-/// How many redirects are followed, one after the other.
+/// The number of redirects that are followed, one after the other.
 const REDIRECT_LIMIT: usize = 10;
-/// Networks that are nobody's on the internet, each with its mask: of carrier-grade NAT (RFC 6598), of benchmarks (RFC 2544), and of
-/// protocols (RFC 6890), in which a cloud has its metadata.
+/// Networks that are nobody's on the internet, each with its mask: of carrier-grade NAT (RFC 6598), of benchmarks (RFC 2544), and
+/// of protocols (RFC 6890), in which a cloud has its metadata.
 const SPECIAL_NETWORKS: [(u32, u32); 3] =
     [(0x6440_0000, 0xffc0_0000), (0xc612_0000, 0xfffe_0000), (0xc000_0000, 0xffff_ff00)];
 /// The address at which machines of Azure reach what hosts them.

@@ -16,7 +16,7 @@ use crate::manifest::{Listing, Manifest, Node};
 use crate::source::Patterns;
 use crate::tier::Origin;
 
-/// What is listed: each path with the size of the file, or what else it is.
+/// Lists an origin: each path with the size of the file, or what else it is.
 async fn listed(origin: &dyn Origin, patterns: Patterns) -> Result<Vec<(String, String)>> {
     let mut listing = Listing::new(&origin.identity(), patterns, &std::env::temp_dir());
     origin.list(&mut listing).await?;

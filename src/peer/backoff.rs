@@ -8,11 +8,11 @@ use tokio::time::Instant;
 
 use crate::backoff::{Backoff, entropy};
 
-/// How long a peer that sent wrong bytes is banned.
+/// The time for which a peer that sent wrong bytes is banned.
 pub const CORRUPTION_BAN: Duration = Duration::from_secs(5 * 60);
 
-/// How long a peer that did not respond is not asked: at first as long as gossip may need to notice, then twice as long each time,
-/// up to the second value, less the jitter. Each request to a dead peer costs up to a second.
+/// The time for which a peer that did not respond is not asked: at first as long as gossip may need to notice, then twice as long
+/// each time, up to the second value, less the jitter. Each request to a dead peer costs up to a second.
 const BACKOFF_RANGE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
 
 /// A peer that was heard within the first time, and finished a response within the second, is busy and not gone when one of its
@@ -112,7 +112,7 @@ impl BackoffTable {
         over
     }
 
-    /// How many of the members that `known` accepts have stopped responding lately.
+    /// Returns the number of the members that `known` accepts which have stopped responding lately.
     pub fn recent_failures(&self, known: impl Fn(&str) -> bool) -> usize {
         let backoffs = self.backoffs.lock();
         let recent = |backoff: &PeerBackoff| !backoff.banned && backoff.since.elapsed() < BACKOFF_RANGE.0;
@@ -146,7 +146,7 @@ impl BackoffTable {
         banned.map(|(id, _)| id.clone()).collect()
     }
 
-    /// How many peers have an entry.
+    /// Returns the number of peers that have an entry.
     pub fn tracked_peers(&self) -> usize {
         self.backoffs.lock().len().max(self.activity().len())
     }

@@ -37,11 +37,11 @@ use crate::timeout::within;
 use owner_search::OwnerSearch;
 use response_body::ResponseBody;
 
-/// How long a peer may take to respond, including to connect. A peer that works responds at once: what takes time comes with
-/// the body.
+/// The time in which a peer must respond, including to connect. A peer that works responds at once: what takes time comes with the
+/// body.
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How many times staging asks a busy peer. A reader goes on to the next tier.
+/// The number of times that staging asks a busy peer. A reader goes on to the next tier.
 const BUSY_RETRY_LIMIT: u32 = 3;
 
 /// The token that the snapshot `snapshot` of `tenant` is announced as.
@@ -95,7 +95,7 @@ pub struct PeerStats {
     pub busy: u64,
     /// Requests that failed: no response, or one that ended early.
     pub failed: u64,
-    /// How often a peer was banned for wrong bytes.
+    /// The number of times that a peer was banned for wrong bytes.
     pub bans: u64,
 }
 
@@ -315,12 +315,12 @@ impl Peers {
         }
     }
 
-    /// How many requests to peers are in flight.
+    /// Returns the number of requests to peers that are in flight.
     pub fn requests_in_flight(&self) -> usize {
         self.in_flight().len()
     }
 
-    /// How many peers have an entry in the tables of backoffs and activity.
+    /// Returns the number of peers that have an entry in the tables of backoffs and activity.
     pub fn tracked_peers(&self) -> usize {
         self.backoffs.tracked_peers()
     }

@@ -26,11 +26,11 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client};
 
 use crate::error::{Error, Kind, Result};
 
-/// How often the files are checked for changes.
+/// The interval at which the files are checked for changes.
 const CERTIFICATE_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How many bytes of a response are encrypted before they are sent. With half of that, the library's default, the kernel sends
-/// shorter packets, and eight nodes on two cores took a tenth longer.
+/// The number of bytes of a response that are encrypted before they are sent. With half of that, the library's default, the kernel
+/// sends shorter packets, and eight nodes on two cores took a tenth longer.
 const TLS_SEND_BUFFER_BYTES: usize = 128 << 10;
 
 /// The prefix of the URI that names a node.

@@ -13,10 +13,11 @@ use tokio::time::Instant;
 
 use super::Member;
 
-/// How long a member that joined counts as a recent change, and one that left: about as long as it takes until all others know.
+/// The time for which a member that joined counts as a recent change, and one that left: about as long as it takes until all others
+/// know.
 const SETTLE_TIMES: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(3));
 
-/// How many recent changes are remembered: more than this in a few seconds is unstable in any cluster.
+/// The number of recent changes that are remembered: more than this in a few seconds is unstable in any cluster.
 const MAX_RECENT_CHANGES: usize = 4096;
 
 /// The source of this node's view of the membership.
@@ -84,7 +85,7 @@ impl MembershipView {
         self.0.lock().since.get(id).copied()
     }
 
-    /// How many members have joined or left lately.
+    /// Returns the number of members that have joined or left lately.
     pub fn recent_changes(&self) -> usize {
         let (mut state, now) = (self.0.lock(), Instant::now());
         state.recent.retain(|until| now < *until);

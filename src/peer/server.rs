@@ -20,18 +20,18 @@ use super::wire::{BlockRequest, BlockResponse, Frame, Frames};
 use crate::error::Result;
 use crate::tier::{Body, Urgency};
 
-/// How many responses may be sent at once: one holds little memory, for the bytes in flight have a limit of their own. Of these,
-/// [`READER_SLOTS`] are not for staging.
+/// The number of responses that may be sent at once: one holds little memory, for the bytes in flight have a limit of their own. Of
+/// these, [`READER_SLOTS`] are not for staging.
 const MAX_RESPONSES: usize = 1024;
 const READER_SLOTS: usize = MAX_RESPONSES / 4;
 
 /// When a peer may retry if there are more.
 const BUSY_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// How often a heartbeat is sent while there are no bytes to send. A peer is given up after a second of silence.
+/// The interval of heartbeats while there are no bytes to send. A peer is given up after a second of silence.
 const PEER_HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long heartbeats are sent although this node makes no progress. A mirror may take a moment for a first byte.
+/// The time for which heartbeats are sent although this node makes no progress. A mirror may take a moment for a first byte.
 const STALL_LIMIT: Duration = Duration::from_secs(3);
 
 /// Provides the blocks of one tenant that a node has, or can fetch from the mirror.
@@ -84,7 +84,7 @@ impl PeerServer {
         self.gossip_sender.get()
     }
 
-    /// How many responses are being sent.
+    /// Returns the number of responses that are being sent.
     pub fn busy(&self) -> usize {
         MAX_RESPONSES - self.slots.available_permits()
     }

@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 
 use super::Reader;
 
-/// How many shards one window may reach into: more than one only where they are small.
+/// The number of shards that one window may reach into: more than one only where they are small.
 const MAX_SHARDS_AHEAD: usize = 4;
 
 /// The shard that follows an open one, opened when the read-ahead first comes to it.
@@ -17,7 +17,7 @@ pub(crate) struct NextShard {
     /// Its reader, as long as the shard before it is open: with the last one, what arrived would leave the memory. `None` where
     /// it can't be opened, which whoever reads it is told.
     reader: LazyLock<Option<Reader>, Box<dyn FnOnce() -> Option<Reader> + Send>>,
-    /// How many of its bytes were asked for: what the cache could not store is not fetched again before somebody reads it.
+    /// The number of its bytes that were asked for: what the cache could not store is not fetched again before somebody reads it.
     asked: AtomicU64,
 }
 

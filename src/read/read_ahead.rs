@@ -6,13 +6,13 @@ use std::ops::Range;
 const INITIAL_WINDOW_BYTES: u64 = 4 << 20;
 const MAX_WINDOW_BYTES: u64 = 64 << 20;
 
-/// How many requests may fly ahead of one reader. On a slow link, where extents are short, more of them would only take
+/// The number of requests that may fly ahead of one reader. On a slow link, where extents are short, more of them would only take
 /// bandwidth from readers that wait for a block now.
 const REQUESTS_AHEAD: u64 = 8;
 
-/// How far from the expected offset a read may begin and still be sequential: so many times its own length or that of the one
-/// before it, and at most so many bytes. The kernel reads ahead in several requests, and they arrive in any order; single pages
-/// that lie megabytes apart are no sequence.
+/// The distance from the expected offset at which a read may begin and still be sequential: so many times its own length or that of
+/// the one before it, and at most so many bytes. The kernel reads ahead in several requests, and they arrive in any order; single
+/// pages that lie megabytes apart are no sequence.
 const REORDER_SLACK_READS: u64 = 32;
 const MAX_REORDER_SLACK_BYTES: u64 = 8 << 20;
 
@@ -72,7 +72,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// What to fetch ahead of a read of `length` bytes at `start`, in requests of 8 MiB.
+    /// Returns what to fetch ahead of a read of `length` bytes at `start`, in requests of 8 MiB.
     fn advance(read_ahead: &mut ReadAhead, start: u64, length: u64) -> Range<u64> {
         read_ahead.advance(&(start..start + length), 8 * MIB)
     }

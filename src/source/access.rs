@@ -55,8 +55,8 @@ pub struct Access {
     /// Whether only what is given here is used, and never what this machine has: no metadata service, no file, no role. It is for
     /// sources named by users that may not use the machine's identity.
     pub explicit_only: bool,
-    /// The directories that a `file://` source must lie in, whatever links lead to it; empty: anywhere. It is looked at when the source
-    /// is open, so that no link can be put in its way after that.
+    /// The directories that a `file://` source must lie in, whatever links lead to it; empty: anywhere. It is looked at when the
+    /// source is open, so that no link can be put in its way after that.
     pub beneath: Vec<PathBuf>,
 }
 

@@ -9,7 +9,7 @@ pub enum AccessOption {
     Endpoint,
     /// The region of the bucket.
     Region,
-    /// What authorizes requests: a secret, a file of credentials, or a method.
+    /// The authorization of requests: a secret, a file of credentials, or a method.
     Credentials,
     /// The identity token of this machine.
     TokenFile,
@@ -21,7 +21,7 @@ pub enum AccessOption {
     BadNames,
     /// The consent to read files that have no version.
     Unpinned,
-    /// What connections may be made: without TLS, or by other authorities.
+    /// The connections that may be made: without TLS, or by other authorities.
     Connections,
     /// Hosts that redirects may lead to.
     RedirectHosts,

@@ -121,7 +121,7 @@ impl Diagnostics {
         self.0.iter()
     }
 
-    /// How many are rejects.
+    /// Returns the number of rejects.
     pub fn rejects(&self) -> usize {
         self.0.iter().filter(|f| f.verdict == Severity::Reject).count()
     }

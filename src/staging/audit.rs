@@ -15,13 +15,13 @@ use crate::task::blocking;
 
 use super::abandoned;
 
-/// How many blobs are verified before damage that was found in them is told.
+/// The number of blobs that are verified before damage that was found in them is told.
 const AUDIT_PART_LEN: usize = 8;
 
-/// Verifies the manifest of `snapshot`, its blobs that are whole in the cache, and what native mounts have copied of them, as far as
-/// they were not verified within `period`, in seconds since 1970. What is not right is removed, as [`scrub::verify`] does. Ends early
-/// when `pace` says so, or the snapshot is dropped. `tell` gets a line for whatever is damaged, soon after it is found. Blocks on the
-/// local disk.
+/// Verifies the manifest of `snapshot`, its blobs that are whole in the cache, and what native mounts have copied of them, as far
+/// as they were not verified within `period`, in seconds since 1970. What is not right is removed, as [`scrub::verify`] does. Ends
+/// early when `pace` says so, or the snapshot is dropped. `tell` gets a line for whatever is damaged, soon after it is found.
+/// Blocks on the local disk.
 ///
 /// # Errors
 /// Those of [`scrub::verify`]; [`Corrupt`](Kind::Corrupt) when the manifest is, also in memory.

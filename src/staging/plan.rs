@@ -11,7 +11,7 @@ use crate::manifest::{Manifest, Node};
 use crate::snapshot::Snapshot;
 use crate::stage::Stage;
 
-/// How many blobs one thread looks for. A look takes about a microsecond: less than this is not worth another thread.
+/// The number of blobs that one thread looks for. A look takes about a microsecond: less than this is not worth another thread.
 const MIN_BLOBS_PER_THREAD: u32 = 10_000;
 
 /// A blob that isn't whole yet.

@@ -15,7 +15,7 @@ use crate::engine::{Config, Engine};
 use crate::origin;
 use crate::source::{Access, Patterns};
 
-/// What happens when the time is asked for.
+/// The hook that runs when the time is asked for.
 static ON_NOW: Mutex<Option<Box<dyn FnMut() + Send>>> = Mutex::new(None);
 
 fn now() -> SystemTime {

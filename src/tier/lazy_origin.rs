@@ -15,7 +15,7 @@ use crate::blob::{Blob, Key, MirrorLocation};
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{Manifest, PackedFile};
 
-/// How many parts are asked for at once: a block of small files must arrive before the fetch takes it for stalled.
+/// The number of parts that are asked for at once: a block of small files must arrive before the fetch takes it for stalled.
 const MAX_PARALLEL_PARTS: usize = 16;
 
 /// The function that opens an origin.

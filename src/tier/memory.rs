@@ -24,7 +24,7 @@ pub struct MemoryTier {
 #[derive(Debug, Default)]
 struct MemoryFiles {
     held: BTreeMap<Vec<u8>, (u64, Bytes)>,
-    /// How often something was put: the last version.
+    /// The number of times that something was put: the last version.
     puts: u64,
 }
 

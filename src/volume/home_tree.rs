@@ -141,8 +141,8 @@ impl Scan {
     /// Makes the scanned `directory` durable, and ready to be published after the snapshot of the files `former`, whose tree is
     /// `base`; `tree` is that of the scan. Files that are being written stay as they were there, or are left out where they are
     /// new. While processes write to the directory, `writing_at` is the time of the walk, in nanoseconds since 1970, and what was
-    /// touched just before it counts as being written. What the disk fails to write is added to `unwritten`, also where this fails, and
-    /// all that has such content is left out. Touches the local disk; the process must ignore SIGIO.
+    /// touched just before it counts as being written. What the disk fails to write is added to `unwritten`, also where this fails,
+    /// and all that has such content is left out. Touches the local disk; the process must ignore SIGIO.
     ///
     /// # Errors
     /// [`Kind::Disk`](crate::error::Kind::Disk); [`Kind::Invalid`] where a file that is left out can't stay as it was.
@@ -243,14 +243,14 @@ impl VolumeDirectory {
     /// Makes all of its file system durable. Touches the local disk.
     ///
     /// # Errors
-    /// [`Kind::Disk`](crate::error::Kind::Disk), also for what another directory of that file system lost; the kernel tells each loss once.
+    /// [`Kind::Disk`](crate::error::Kind::Disk), also for losses of another directory there; the kernel tells each loss once.
     pub fn sync(&self) -> Result<()> {
         rustix::fs::syncfs(self.descriptor())
             .map_err(|e| Error::disk(format!("cannot make {} durable", self.name(b"")), e.into()))
     }
 
-    /// Whether the disk has written what it was given so far of the file at `path` below it, or the file is gone. The kernel tells of a
-    /// failure once. Touches the local disk.
+    /// Whether the disk has written what it was given so far of the file at `path` below it, or the file is gone. The kernel tells
+    /// of a failure once. Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`](crate::error::Kind::Disk).

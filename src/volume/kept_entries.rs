@@ -1,5 +1,5 @@
-//! What stays in the next snapshot of a directory though a walk has not found it: that which can't be read, and that which may have
-//! been renamed while it was walked.
+//! The entries that stay in the next snapshot of a directory though a walk has not found them: those that can't be read, and those
+//! that may have been renamed while it was walked.
 
 use super::home_tree::{FormerFiles, is_at_or_after};
 use super::settle::SEAL_QUIET_PERIOD;
@@ -9,8 +9,8 @@ use crate::error::{Error, Kind, Result};
 use crate::tree_merge::{MergeEntry, MergeTree, directories_above};
 
 impl Scan {
-    /// Adds to `tree`, that of the scan, what the snapshot of `base` has at and below entries that are there and have content, but can't
-    /// be read: that is not removed. Returns the paths of these entries.
+    /// Adds to `tree`, that of the scan, what the snapshot of `base` has at and below entries that are there and have content, but
+    /// can't be read: that is not removed. Returns the paths of these entries.
     ///
     /// # Errors
     /// [`Kind::Invalid`] where a snapshot can't have such a file as it was.
@@ -38,9 +38,9 @@ impl Scan {
         Ok(skipped)
     }
 
-    /// Adds to `tree`, that of the scan, what the snapshot of `base` has and was not found in a directory that was changed just before
-    /// `walked_at`, the time at which the walk began in nanoseconds since 1970, or later: what is renamed meanwhile is found neither
-    /// at its old place nor at its new one.
+    /// Adds to `tree`, that of the scan, what the snapshot of `base` has and was not found in a directory that was changed just
+    /// before `walked_at`, the time at which the walk began in nanoseconds since 1970, or later: what is renamed meanwhile is found
+    /// neither at its old place nor at its new one.
     ///
     /// # Errors
     /// [`Kind::Changed`] where a snapshot can't have such a file as it was.

@@ -19,8 +19,8 @@ use crate::checkpoint::units::CheckpointUnits;
 use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 
-/// How many files of a unit are held open from the seal to the end of their upload, the largest first: their deletion can't tear
-/// what is being uploaded. Of a unit with more, the rest is given up when it is deleted.
+/// The number of files of a unit that are held open from the seal to the end of their upload, the largest first: their deletion
+/// can't tear what is being uploaded. Of a unit with more, the rest is given up when it is deleted.
 const MAX_HELD_FILES: usize = 4096;
 /// Up to how many files are flushed one by one; of more, the whole file system is.
 const MAX_FLUSHED_FILES: usize = 64;
@@ -74,8 +74,8 @@ pub enum SealOutcome {
     Busy,
     /// The file system can't tell whether it has a writer.
     WritersUnknown,
-    /// The disk failed to write these files of it, and why. The kernel tells that once, and takes what it still has in memory for written:
-    /// the next flush of the same content says nothing.
+    /// The disk failed to write these files of it, and why. The kernel tells that once, and takes what it still has in memory for
+    /// written: the next flush of the same content says nothing.
     Unwritten(Vec<EncodedPath>, Error),
 }
 
@@ -191,8 +191,8 @@ impl Seal {
         markers.filter(move |(_, file)| Some(file.mtime) > others).map(|(path, _)| path)
     }
 
-    /// Whether it is what is left of `whole`: fewer files, each with the content that it has there. Who removes files may give others
-    /// new permissions, and one of several hard links.
+    /// Whether it is what is left of `whole`: fewer files, each with the content that it has there. Who removes files may give
+    /// others new permissions, and one of several hard links.
     pub fn is_remainder_of(&self, whole: &Self) -> bool {
         let is_there = |(path, file): (&EncodedPath, &ScannedFile)| {
             whole.files.get(path).is_some_and(|one| one.content_version() == file.content_version())
@@ -222,8 +222,8 @@ impl Seal {
     }
 
     /// Makes the unit durable if it has no writer and is as it was found. What comes back holds its files
-    /// open. `without_leases`: nothing came to it for so long that it counts as having no writer where the file system can't tell. Touches
-    /// the local disk; the process must ignore SIGIO.
+    /// open. `without_leases`: nothing came to it for so long that it counts as having no writer where the file system can't tell.
+    /// Touches the local disk; the process must ignore SIGIO.
     ///
     /// # Errors
     /// [`Kind::Disk`](crate::error::Kind::Disk).
@@ -231,8 +231,8 @@ impl Seal {
         self.apply_with(directory, |file| without_writers(probe_writers(file), without_leases))
     }
 
-    /// Opens what has no writer and is as it was found, without waiting until it is durable. Nobody is told here of what the disk fails to
-    /// write: that is left to [`apply`](Self::apply). Touches the local disk; the process must ignore SIGIO.
+    /// Opens what has no writer and is as it was found, without waiting until it is durable. Nobody is told here of what the disk
+    /// fails to write: that is left to [`apply`](Self::apply). Touches the local disk; the process must ignore SIGIO.
     ///
     /// # Errors
     /// [`Kind::Disk`](crate::error::Kind::Disk).
@@ -338,7 +338,8 @@ impl ScannedFile {
         Self::of(opened).is_ok_and(|now| now == *self)
     }
 
-    /// Its version on its device without the time of its last change, which is the last part: the same for all names and permissions.
+    /// Its version on its device without the time of its last change, which is the last part: the same for all names and
+    /// permissions.
     pub fn content_version(&self) -> &str {
         let version = self.version_on_device();
         version.rsplit_once('-').map_or(version, |(content, _)| content)

@@ -24,7 +24,7 @@ use crate::origin::changed;
 use crate::task::blocking;
 use crate::tier::{Body, Origin, Tier, TierKind, Urgency};
 
-/// How many pieces of a file are read at once: one while the consumer is busy with the other.
+/// The number of pieces of a file that are read at once: one while the consumer is busy with the other.
 const PIECES_AHEAD: usize = 2;
 
 /// A sealed unit that is published as `name`.

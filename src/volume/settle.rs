@@ -8,21 +8,21 @@ use super::walk::FileTime;
 use crate::checkpoint::LOOSE;
 use crate::digest::Digest;
 
-/// How long nothing may have come to a unit, or to a file, before it is sealed. Not less: before Linux 6.13 times of files tick
-/// every 4 ms, and two looks must be apart by more than whatever a clock does.
+/// The time for which nothing may have come to a unit, or to a file, before it is sealed. Not less: before Linux 6.13 times of
+/// files tick every 4 ms, and two looks must be apart by more than whatever a clock does.
 pub const SEAL_QUIET_PERIOD: Duration = Duration::from_secs(2);
-/// How long nothing may have come to a unit before it is saved, unless there is a hint that it is complete.
+/// The time for which nothing may have come to a unit before it is saved, unless there is a hint that it is complete.
 const SETTLE_QUIET_PERIOD: Duration = Duration::from_secs(10);
 /// Like [`SEAL_QUIET_PERIOD`], where the file system can't tell whether there is a writer.
 pub(super) const SEAL_QUIET_PERIOD_WITHOUT_LEASES: Duration = Duration::from_secs(60);
-/// How long nothing may have come to a unit without a hint before it counts as complete.
+/// The time for which nothing may have come to a unit without a hint before it counts as complete.
 const COMPLETE_QUIET_PERIOD: Duration = Duration::from_secs(60);
 
 /// The units of a directory, and since when each is as it is.
 #[derive(Debug, Default)]
 pub struct SettleTracker {
     units: BTreeMap<String, UnitState>,
-    /// How many scans there were so far.
+    /// The number of scans so far.
     scans: u64,
 }
 
@@ -31,9 +31,9 @@ pub struct SettleTracker {
 pub struct UnitState {
     /// The digest of all its paths and versions.
     pub fingerprint: Digest,
-    /// How many files it has.
+    /// The number of its files.
     pub files: usize,
-    /// How many bytes they have.
+    /// The number of their bytes.
     pub bytes: u64,
     /// When one of its files was last written: seconds and nanoseconds since 1970.
     pub written: FileTime,

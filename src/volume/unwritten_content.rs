@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 use super::seal::{EncodedPath, Seal};
 use super::walk::{FileTime, ScannedFile};
 
-/// How much content is remembered one by one, so that a record stays small.
+/// The number of contents that are remembered one by one, so that a record stays small.
 const MAX_CONTENTS: usize = 1000;
 
-/// The content of a directory that the disk failed to write, until it is written again. What a scan does not find may have been renamed
-/// meanwhile.
+/// The content of a directory that the disk failed to write, until it is written again. What a scan does not find may have been
+/// renamed meanwhile.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnwrittenContent {
     /// The [versions](ScannedFile::content_version) of it.

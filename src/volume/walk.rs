@@ -80,9 +80,9 @@ struct Walk {
     scan: Scan,
     /// The directories that are to be read.
     todo: Vec<Vec<u8>>,
-    /// How many entries it may still find.
+    /// The number of entries that it may still find.
     entries: usize,
-    /// How many bytes their paths may still have, and what links hold.
+    /// The number of bytes that their paths may still have, and what links hold.
     path_bytes: usize,
 }
 
@@ -273,8 +273,8 @@ impl VolumeDirectory {
     }
 }
 
-/// Whether `path` lies at the top, and that directory, `above`, is for every user, as that of a container is: its owner is none of them.
-/// It is written through a bind mount, which no hard link crosses, so what is linked there was made there.
+/// Whether `path` lies at the top, and that directory, `above`, is for every user, as that of a container is: its owner is none of
+/// them. It is written through a bind mount, which no hard link crosses, so what is linked there was made there.
 fn is_shared_root(above: &Stat, path: &[u8]) -> bool {
     above.st_mode & Mode::WOTH.as_raw_mode() != 0 && !path.contains(&b'/')
 }

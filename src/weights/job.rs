@@ -24,7 +24,7 @@ pub struct JobCommands {
     pub project: Option<String>,
     /// The team that the project belongs to.
     pub team: Option<String>,
-    /// How many complete checkpoints of the project are kept in the mirror; `None`: all.
+    /// The number of complete checkpoints of the project that are kept in the mirror; `None`: all.
     pub keep: Option<NonZeroU32>,
     /// Whether it has a `runtime`, as no configuration of weights alone has.
     pub has_runtime: bool,
@@ -48,7 +48,7 @@ pub struct CheckpointingConfig {
     enabled: bool,
     /// The path at which the job sees the directory.
     pub checkpoint_path: Option<PathBuf>,
-    /// How large that may be, in GiB.
+    /// The maximum size of that, in GiB.
     pub volume_size_gib: Option<u64>,
 }
 

@@ -64,7 +64,7 @@ fn not_absolute(path: &str) -> String {
     format!("must be absolute, so begin with a slash: {path:?}")
 }
 
-/// Why a path with `..` in it is refused.
+/// Explains why a path with `..` in it is refused.
 pub fn has_parent(path: &str) -> String {
     format!("has \"..\" in it, so it is not where it seems; write where it leads: {path:?}")
 }

@@ -1,11 +1,11 @@
 use super::*;
 use crate::source::{Diagnostic, Severity};
 
-/// What Truss says, recorded by running it.
+/// The messages of Truss, recorded by running it.
 const TRUSS: [&str; 2] =
     [include_str!("testdata/truss_weights.json"), include_str!("testdata/truss_weights_more.json")];
 
-/// What Truss accepts and we don't; `docs/weights.md` has the reasons.
+/// The configurations that Truss accepts and we don't; `docs/weights.md` has the reasons.
 const STRICTER: [&str; 27] = [
     "hf @ empty revision accepted",
     "nested mounts accepted",

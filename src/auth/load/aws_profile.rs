@@ -9,7 +9,7 @@ use crate::source::{AwsProfile, S3Access, Secret};
 
 /// The profile where none is named.
 const DEFAULT_PROFILE: &str = "default";
-/// How many profiles may name each other as `source_profile`: a loop has to end.
+/// The number of profiles that may name each other as `source_profile`: a loop has to end.
 const PROFILE_CHAIN_LIMIT: usize = 5;
 
 /// The origin of a profile's keys.

@@ -11,7 +11,7 @@ use crate::http_client::HttpClient;
 
 /// The URL of the metadata service, at AWS, Google and Azure alike.
 pub(in crate::auth) const METADATA_URL: &str = "http://169.254.169.254";
-/// How long the metadata service may take to answer. It is on the same host; where there is none, packets to it may vanish.
+/// The time in which the metadata service must answer. It is on the same host; where there is none, packets to it may vanish.
 const METADATA_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Checks that there is a metadata service at `address`; the error says why not.

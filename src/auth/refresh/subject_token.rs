@@ -16,7 +16,7 @@ use crate::task::blocking;
 /// The token that is exchanged, as it is now.
 pub(super) struct SubjectTokenText {
     pub token: Secret,
-    /// Where it was read; `None`: it came with a request.
+    /// The place where it was read; `None`: it came with a request.
     place: Option<String>,
 }
 
@@ -44,7 +44,7 @@ impl SubjectTokenText {
         Ok(Self { token, place: Some(place) })
     }
 
-    /// What to do where it is refused. `trusting` is who has to trust a token that was given.
+    /// Advises what to do where it is refused. `trusting` is who has to trust a token that was given.
     pub fn advice(&self, trusting: &str) -> String {
         let expiry = jwt_expiry_remark(&self.token);
         match &self.place {

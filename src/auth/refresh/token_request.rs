@@ -50,12 +50,13 @@ pub(super) fn form_request(url: &str, form: &[(&str, &str)]) -> Result<Request> 
     Ok(request)
 }
 
-/// What to do about a refusal. A service that is away has another cause.
+/// Adds advice to a refusal. A service that is away has another cause.
 pub(super) fn advise_refused(error: Error, advice: impl FnOnce() -> String) -> Error {
     if error.kind() == Kind::Refused { error.advise(advice()) } else { error }
 }
 
-/// Sends a request to a token service, made anew for each try, and reads its response. One that is away for a moment is asked again.
+/// Sends a request to a token service, made anew for each try, and reads its response. One that is away for a moment is asked
+/// again.
 pub(super) async fn ask<T: DeserializeOwned>(
     client: &HttpClient,
     request: impl Fn() -> Result<Request> + Sync,

@@ -21,7 +21,7 @@ use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::Manifest;
 
-/// How much of a manifest is read for its header, which is shorter.
+/// The number of bytes of a manifest that are read for its header, which is shorter.
 const MANIFEST_START_BYTES: usize = 4096;
 
 /// The outcome of the check of one manifest.
@@ -29,9 +29,9 @@ const MANIFEST_START_BYTES: usize = 4096;
 struct ManifestVerdict {
     /// The bytes that were read on the disk.
     bytes: u64,
-    /// What was damaged on the disk, and what was done about it.
+    /// The damage on the disk, and what was done about it.
     damaged: Option<String>,
-    /// Which mounts have to be renewed.
+    /// The mounts that have to be renewed.
     to_renew: Option<String>,
 }
 
@@ -309,7 +309,7 @@ mod tests {
             manifest
         }
 
-        /// What a verification finds: damaged manifests, and mounts to renew.
+        /// Returns what a verification finds: damaged manifests, and mounts to renew.
         fn verify(&self) -> (Vec<String>, Vec<String>) {
             let totals = verify_manifests(&self.cache, None, &|_| true).expect("a verification");
             (totals.damaged_manifests, totals.mounts_to_renew)

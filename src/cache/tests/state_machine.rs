@@ -12,7 +12,7 @@ use super::*;
 
 /// The blobs: of one block, which has no map; of some blocks, which can become whole; and of more than a word of the map.
 const BLOB_SIZES: [u64; 3] = [17, 2 * BLOCK + 17, 66 * BLOCK];
-/// Which blocks of each are put.
+/// The blocks of each that are put.
 const PUT_BLOCKS: [&[u64]; 3] = [&[0], &[0, 1, 2], &[0, 63, 64, 65]];
 
 /// The bytes of a block, none of them zero: zeros are what a power cut leaves.

@@ -1,4 +1,4 @@
-//! What is fetched ahead of readers, and in what requests.
+//! Fetches ahead of readers, and their requests.
 
 use super::*;
 use crate::extent::{MAX_EXTENT_BLOCKS, Pace};

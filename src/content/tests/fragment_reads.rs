@@ -1,4 +1,4 @@
-//! What is fetched for readers that jump about.
+//! Fetches for readers that jump about.
 
 use proptest::prelude::*;
 use tokio::runtime::Runtime;

@@ -1,4 +1,4 @@
-//! What is found to be wrong: before it is delivered, afterwards, and on the disk.
+//! Detection of wrong bytes: before they are delivered, afterwards, and on the disk.
 
 use super::*;
 use crate::cache::removal::RemovalListener;
@@ -120,8 +120,8 @@ async fn content_refuted_after_it_was_read_is_fetched_again() {
     let removals = Arc::new(RemovalCounter::default());
     let listener: std::sync::Weak<RemovalCounter> = Arc::downgrade(&removals);
     content.resources.cache.removal_listeners().add(listener);
-    // Waited for from the beginning: the rest comes after what is read. On a busy machine it may be fetched again, and refuted again,
-    // before who waits looks.
+    // Waited for from the beginning: the rest comes after what is read. On a busy machine it may be fetched again, and refuted
+    // again, before who waits looks.
     let (refuted, wrong) = tokio::join!(content.became_whole(), async {
         // It does not fit into one flight, so its first bytes leave before it can be proved.
         let wrong = content.read(0..10, Some(0)).await.expect("bytes").concat();

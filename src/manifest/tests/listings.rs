@@ -1,4 +1,4 @@
-//! What a listing takes, refuses and renames; and how much of it fits into memory.
+//! Listings: what they take, refuse and rename; and how much of it fits into memory.
 
 use super::*;
 

@@ -117,7 +117,7 @@ impl DraftState {
         (rest.is_empty() && state.adds_up()).then_some(state)
     }
 
-    /// How long the stored form of the blocks is that are done.
+    /// Returns the length of the stored form of the blocks that are done.
     pub(super) fn stored(&self) -> u64 {
         stored(self.size, self.checks.len() as u64, self.ends.as_deref())
     }
@@ -134,7 +134,7 @@ impl DraftState {
     }
 }
 
-/// How long the stored form of the first `blocks` of a blob of `size` bytes is.
+/// Returns the length of the stored form of the first `blocks` of a blob of `size` bytes.
 pub(super) fn stored(size: u64, blocks: u64, ends: Option<&[u8]>) -> u64 {
     match ends {
         None => (blocks * BLOCK).min(size),

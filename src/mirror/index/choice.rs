@@ -11,9 +11,9 @@ use crate::digest::Digest;
 use crate::error::{Error, Kind, Result};
 use crate::mirror::Mirror;
 
-/// How many names an error tells of those that there are.
+/// The number of existing names that an error lists.
 const MAX_LISTED_NAMES: usize = 10;
-/// How many refs of a checkpoint's ranks are read at once.
+/// The number of refs of a checkpoint's ranks that are read at once.
 const REF_READS_IN_FLIGHT: usize = 16;
 
 /// The checkpoint that a source means now.

@@ -144,7 +144,7 @@ async fn chosen(mirror: &Mirror, selector: &str) -> ChosenCheckpoint {
     mirror.choose_checkpoint(&selector).await.expect("chosen")
 }
 
-/// Why the snapshot `manifest` of the checkpoint `id` is not whole.
+/// Lists the reasons why the snapshot `manifest` of the checkpoint `id` is not whole.
 async fn snapshot_faults(mirror: &Mirror, id: &CheckpointId, manifest: Digest) -> Vec<String> {
     let mut faults = Vec::new();
     let found = mirror.find(&checkpoint_key(id)).await.expect("looked").expect("there");

@@ -34,7 +34,7 @@ fn golden_objects() -> BTreeMap<String, Bytes> {
     objects
 }
 
-/// What was written stays readable: this fails when a format changes without a new version.
+/// Checks that what was written stays readable: this fails when a format changes without a new version.
 #[tokio::test(flavor = "multi_thread")]
 async fn golden_mirror_is_read() {
     let store = Arc::new(InMemory::new());
@@ -47,7 +47,7 @@ async fn golden_mirror_is_read() {
     assert!(read(&snapshot).await.expect("read") == golden().0);
 }
 
-/// What is written is what `docs/formats.md` says, byte for byte, but for the ref, which tells the time.
+/// Checks that what is written is what `docs/formats.md` says, byte for byte, but for the ref, which tells the time.
 #[tokio::test(flavor = "multi_thread")]
 async fn golden_mirror_is_written() {
     let store = Arc::new(InMemory::new());

@@ -18,7 +18,7 @@ use crate::origin::range_request::{IDENTITY, RangeRequest};
 use crate::origin::redirect::RedirectGuard;
 use crate::source::{Access, HubKind, Uri, endpoint};
 
-/// How many redirects within the Hub are followed, one after the other: a renamed repository leads to its new name, a
+/// The number of redirects within the Hub that are followed, one after the other: a renamed repository leads to its new name, a
 /// small file to a cache of the Hub.
 const HUB_REDIRECT_LIMIT: usize = 5;
 

@@ -19,7 +19,7 @@ use crate::origin::range_request::RangeRequest;
 use crate::origin::{display_path, foreign_version};
 use crate::tier::Body;
 
-/// How many signed URLs are tried: one that was known, and a new one.
+/// The number of signed URLs that are tried: one that was known, and a new one.
 const URL_ATTEMPT_LIMIT: usize = 2;
 
 /// The largest file that is read whole for its git id, in bytes. The Hub has none over 10 MB in git.

@@ -16,17 +16,17 @@ use url::Url;
 use crate::blob::Key;
 use crate::error::{Error, Result};
 
-/// How many locations are kept: the files that are read at the same time, and more. Each takes one or two KiB.
+/// The number of locations that are kept: the files that are read at the same time, and more. Each takes one or two KiB.
 const MAX_SIGNED_URLS: u64 = 1024;
-/// How long a URL is used that names no expiry.
+/// The time for which a URL is used that names no expiry.
 const DEFAULT_LIFETIME: Duration = Duration::from_secs(600);
 /// The longest that any URL is used; the Hub's own are valid for an hour.
 const MAX_LIFETIME: Duration = Duration::from_secs(3600);
-/// How long before its expiry a URL is not used any more: a request has to reach the storage, whose clock may differ a
-/// little.
+/// The time before its expiry from which on a URL is not used any more: a request has to reach the storage, whose clock may differ
+/// a little.
 const EXPIRY_MARGIN: Duration = Duration::from_secs(30);
-/// How long a request waits for another one to locate the same blob: as long as a fetch waits before it sends a second request,
-/// which would otherwise wait for the one that it is to replace.
+/// The time that a request waits for another one to locate the same blob: as long as a fetch waits before it sends a second
+/// request, which would otherwise wait for the one that it is to replace.
 const LOCATE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The location of a file's content.

@@ -18,8 +18,8 @@ use crate::error::Result;
 use crate::origin::changed;
 use crate::tier::Body;
 
-/// How many pieces of a body are read at once: one while the consumer is busy with the other. It bounds what a body holds,
-/// however slow its consumer is.
+/// The number of pieces of a body that are read at once: one while the consumer is busy with the other. It bounds what a body
+/// holds, however slow its consumer is.
 const PIECES_AHEAD: usize = 2;
 
 /// A file in the version that a snapshot pinned.

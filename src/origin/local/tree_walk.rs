@@ -15,9 +15,9 @@ use crate::manifest::{ListedFile, Listing};
 use crate::origin::display_path;
 use crate::source::Patterns;
 
-/// How many entries the walking thread sends at once: enough that sending costs nothing.
+/// The number of entries that the walking thread sends at once: enough that sending costs nothing.
 const BATCH_ENTRIES: usize = 1024;
-/// How many batches may wait. The walk pauses while the listing can't keep up.
+/// The number of batches that may wait. The walk pauses while the listing can't keep up.
 const BATCH_QUEUE_LENGTH: usize = 4;
 
 /// An entry of the tree.

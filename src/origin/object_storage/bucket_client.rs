@@ -19,7 +19,7 @@ use crate::origin::range_request::{is_part, set_range};
 /// The largest page that is read, in bytes: 1,000 keys (the most that a page has) at 1 KiB, encoded, and the rest.
 const MAX_PAGE_BYTES: usize = 16 << 20;
 
-/// What is asked for to see whether a service has ranges: no file is ever read in such parts.
+/// The range that is asked for to see whether a service has ranges: no file is ever read in such parts.
 const PROBED_RANGE: Range<u64> = 1..2;
 
 /// The client of one bucket.

@@ -11,10 +11,10 @@ use crate::error::{Error, Kind, Result};
 use crate::manifest::{ListedFile, Listing};
 use crate::origin::pagination::Pagination;
 
-/// How many objects are asked for their version at once.
+/// The number of objects that are asked for their version at once.
 const PARALLEL_PROBES: usize = 16;
 
-/// How many objects a listing asks for a part of, where no response shows whether the service ignores Range.
+/// The number of objects that a listing asks for a part of, where no response shows whether the service ignores Range.
 const RANGE_PROBE_LIMIT: usize = 3;
 
 /// Lists all objects whose keys begin with `prefix`. Returns whether there are any.
@@ -68,7 +68,7 @@ struct BucketListing<'a> {
     listing: &'a mut Listing,
     /// Whether the service is known to ignore Range.
     ignores_range: bool,
-    /// How many objects may still be asked for a part.
+    /// The number of objects that may still be asked for a part.
     probes_left: usize,
 }
 

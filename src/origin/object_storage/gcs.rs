@@ -13,7 +13,8 @@ use crate::error::{Error, Kind, Result};
 use crate::http_client::{PATH_SEGMENT_ENCODE_SET, header};
 use crate::source::{Access, BucketService};
 
-/// The fields that a page is asked to have; there are many more. Without `kind` an empty page would be `{}`, as other servers answer.
+/// The fields that a page is asked to have; there are many more. Without `kind` an empty page would be `{}`, as other servers
+/// answer.
 const LISTING_FIELDS: &str = "kind,nextPageToken,items(name,size,generation,updated)";
 /// The header with the generation of the object.
 const GENERATION_HEADER: HeaderName = HeaderName::from_static("x-goog-generation");

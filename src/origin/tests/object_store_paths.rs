@@ -7,8 +7,8 @@ use object_store::aws::AmazonS3Builder;
 
 use super::test_server::OriginServer;
 
-/// Why listings are requested here and not by `object_store` (docs/decisions/object-store.md): should this fail, they need
-/// not be any longer.
+/// Checks the reason why listings are requested here and not by `object_store` (docs/decisions/object-store.md): should this fail,
+/// they need not be any longer.
 #[tokio::test]
 async fn object_store_path_refuses_or_alters_keys() {
     let server = OriginServer::start().await;

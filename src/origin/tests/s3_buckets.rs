@@ -181,7 +181,7 @@ async fn s3_request_is_signed_unless_anonymous() {
     assert_eq!((error.kind(), error.to_string()), (Kind::Refused, format!("s3://b/model/x: {said}")));
 }
 
-/// What a GET of the object `x` is answered with.
+/// Sets the answer to a GET of the object `x`.
 fn answers(server: &OriginServer, status: u16, headers: &'static [(&str, &str)], body: &'static str) {
     server.rule(move |request| {
         let status = StatusCode::from_u16(status).expect("a status");

@@ -11,7 +11,8 @@ use crate::error::Kind;
 use crate::tier::conformance::pinned;
 use crate::tier::{Tier, Urgency};
 
-/// What AWS answers, and what services answer that tell the region in the error alone, as Garage.
+/// Returns the answer of AWS to a request at the wrong region, or that of services, as Garage, that tell the region in the error
+/// alone.
 fn elsewhere(garage: bool, region: &str) -> Response {
     let body = format!("<Error><Code>AuthorizationHeaderMalformed</Code><Region>{region}</Region></Error>");
     match garage {

@@ -18,7 +18,7 @@ use percent_encoding::{percent_decode_str, utf8_percent_encode};
 
 use crate::http_client::PATH_SEGMENT_ENCODE_SET;
 
-/// How many keys a page of a listing has: few, so that there are several.
+/// The number of keys on a page of a listing: few, so that there are several.
 const PAGE: usize = 3;
 
 /// A rule of a test: the response in place of the server's.

@@ -5,7 +5,7 @@ use reqwest::header::{ETAG, HeaderMap, HeaderName, IF_MATCH, IF_UNMODIFIED_SINCE
 use crate::blob::WHOLE_MARK;
 use crate::http_client::header;
 
-/// What a weak ETag begins with (RFC 9110, section 8.8.3).
+/// The prefix of a weak ETag (RFC 9110, section 8.8.3).
 const WEAK_MARK: &str = "W/";
 
 /// The best identity of a file's content that its server sends.

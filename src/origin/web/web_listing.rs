@@ -16,7 +16,7 @@ use crate::manifest::{ListedFile, Listing};
 
 /// The largest index that is read, in bytes: that of a million files.
 const MAX_INDEX_BYTES: usize = 256 << 20;
-/// How many files are probed at once.
+/// The number of files that are probed at once.
 const PARALLEL_PROBES: usize = 16;
 
 /// Lists what `web` has into `listing`. Files whose size or version is not in an index are probed, and one of the others, which

@@ -14,8 +14,8 @@ use crate::peer::Member;
 use crate::peer::identity::Identity;
 use crate::peer::wire::BlockRequest;
 
-/// How much is read from a socket at once, in bytes: several TLS records. By default the library asks for a quarter of one, and
-/// system calls would cost as much as copies.
+/// The number of bytes that are read from a socket at once: several TLS records. By default the library asks for a quarter of one,
+/// and system calls would cost as much as copies.
 const SOCKET_BUFFER_BYTES: usize = 64 << 10;
 
 /// The longest head of a response, in bytes, and how many headers it may have.
@@ -32,7 +32,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 /// A connection. It can be used for another request when the last response was read to its end.
 pub(super) struct PeerConnection {
     connection: BufReader<Box<dyn ByteStream>>,
-    /// How many bytes of the current chunk are still to come.
+    /// The number of bytes of the current chunk that are still to come.
     chunk: u64,
 }
 

@@ -13,8 +13,8 @@ use crate::peer::rendezvous::BlockGroup;
 use crate::peer::wire::BlockRequest;
 use crate::tier::{Body, Urgency};
 
-/// How long a stage searches for an owner while each that is asked turns out to be lost. As long as gossip may need to notice:
-/// by then, nodes that are cut off together have found each other.
+/// The time for which a stage searches for an owner while each that is asked turns out to be lost. As long as gossip may need to
+/// notice: by then, nodes that are cut off together have found each other.
 const OWNER_SEARCH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The search for an owner that answers one request.

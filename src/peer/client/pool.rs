@@ -9,10 +9,11 @@ use tokio::time::{Instant, sleep};
 
 use super::connection::PeerConnection;
 
-/// How many idle connections are kept: as many as some stages have at once. Each has 68 KiB of buffers.
+/// The number of idle connections that are kept: as many as some stages have at once. Each has 68 KiB of buffers.
 const MAX_IDLE_CONNECTIONS: usize = 256;
 
-/// How long a connection may be idle, and how often that is checked: together less than the idle timeout of the listener.
+/// The time for which a connection may be idle, and the interval at which that is checked: together less than the idle timeout of
+/// the listener.
 const CONNECTION_IDLE_TIMEOUT: Duration = Duration::from_secs(45);
 const POOL_SWEEP_INTERVAL: Duration = Duration::from_secs(15);
 

@@ -15,15 +15,15 @@ use crate::peer::wire::{BlockRequest, Frame, Frames, MAX_PART_BYTES, Role};
 use crate::tier::{Body, Urgency};
 use crate::timeout::within;
 
-/// How long a peer may be silent, and how long it may take for the next [`MIN_PROGRESS_BYTES`] bytes once it sends.
+/// The time for which a peer may be silent, and that which it may take for the next [`MIN_PROGRESS_BYTES`] bytes once it sends.
 const PEER_SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How many bytes count as progress. A hundred streams that share 100 Mbit/s still send that in a second.
+/// The number of bytes that count as progress. A hundred streams that share 100 Mbit/s still send that in a second.
 const MIN_PROGRESS_BYTES: u64 = MAX_PART_BYTES as u64;
 
-/// How long the next bytes may take although the peer sends heartbeats: for a reader, and for a stage. A
-/// reader has turned to other tiers by then. A stage has more time, because all nodes wait for the mirror
-/// when they stage at once. A holder waits for no other node.
+/// The time that the next bytes may take although the peer sends heartbeats: for a reader, and for a stage. A reader has turned to
+/// other tiers by then. A stage has more time, because all nodes wait for the mirror when they stage at once. A holder waits for no
+/// other node.
 const HEARTBEAT_LIMITS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
 
 fn heartbeat_limit(request: &BlockRequest) -> Duration {
@@ -42,7 +42,7 @@ pub(super) struct ResponseBody {
     frames: Option<Frames>,
     /// Bytes of the range that are still to come.
     due: u64,
-    /// How much longer the peer may be silent, and how many bytes came since that was last set.
+    /// The time for which the peer may still be silent, and the number of bytes that came since that was last set.
     left: Duration,
     fresh: u64,
     /// When the last [`MIN_PROGRESS_BYTES`] bytes arrived, and how long heartbeats may stand in for the next.

@@ -10,16 +10,16 @@ use tokio::time::Instant;
 
 use super::Peers;
 
-/// How many members may join, leave or stop responding at about the same time in a stable membership: these, or one in so many
-/// of all. The owners of their groups are found by asking.
+/// The number of members that may join, leave or stop responding at about the same time in a stable membership: these, or one in so
+/// many of all. The owners of their groups are found by asking.
 const MAX_STABLE_CHANGES: usize = 3;
 const STABLE_FRACTION: usize = 32;
 
-/// How long to wait for a stable membership, and how long not to wait again after that timed out.
+/// The time to wait for a stable membership, and that for which not to wait again after that timed out.
 const STABILITY_TIMEOUT: Duration = Duration::from_secs(15);
 const STABILITY_PAUSE: Duration = Duration::from_secs(60);
 
-/// How often to check.
+/// The interval of the checks.
 const STABILITY_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Peers {

@@ -26,13 +26,13 @@ use super::{Membership, MembershipView};
 use crate::error::{Error, Kind, Result};
 use crate::peer::{Member, PROTOCOL};
 
-/// How often each member gossips with three others: a change reaches a thousand of them in a few rounds.
+/// The interval at which each member gossips with three others: a change reaches a thousand of them in a few rounds.
 const GOSSIP_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How long a dead member is remembered, so that stale gossip of others does not bring it back.
+/// The time for which a dead member is remembered, so that stale gossip of others does not bring it back.
 const DEAD_MEMBER_RETENTION: Duration = Duration::from_secs(600);
 
-/// How many messages may be queued each way. More are dropped, and the next round makes up for them.
+/// The number of messages that may be queued each way. More are dropped, and the next round makes up for them.
 const QUEUE_LENGTH: usize = 64;
 
 /// A gossip message, and the address where its sender listens.

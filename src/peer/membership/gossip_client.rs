@@ -13,9 +13,9 @@ use rustls::ClientConfig;
 use crate::error::{Error, Kind, Result};
 use crate::peer::identity::{self, Identity};
 
-/// How long a gossip message may take.
+/// The timeout of a gossip message.
 const GOSSIP_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long a connection may be idle: less than the idle timeout of the listener.
+/// The time for which a connection may be idle: less than the idle timeout of the listener.
 const GOSSIP_IDLE_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// The path of gossip messages, and the header with the address of their sender.

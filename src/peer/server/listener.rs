@@ -29,16 +29,16 @@ use crate::peer::wire::{BlockRequest, BlockResponse, Frame, Frames};
 /// The most connections at once. More wait to be accepted.
 const MAX_CONNECTIONS: usize = 4096;
 
-/// How long a connection may be idle, or take for the head of a request. No peer keeps an idle connection for longer than a
-/// minute.
+/// The time for which a connection may be idle, or take for the head of a request. No peer keeps an idle connection for longer than
+/// a minute.
 const LISTENER_IDLE_TIMEOUT: Duration = Duration::from_secs(70);
-/// How long a TLS handshake may take, or the body of a gossip message.
+/// The time that a TLS handshake may take, or the body of a gossip message.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long a peer may take nothing of what is sent to it: as long as a read of it may last.
+/// The time for which a peer may take nothing of what is sent to it: as long as a read of it may last.
 const UNREAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long to wait when a connection can't be accepted: the process has too many open files.
+/// The time to wait when a connection can't be accepted: the process has too many open files.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// The longest gossip message, in bytes: chitchat's fit into a datagram.
@@ -93,8 +93,8 @@ async fn connection(stream: TcpStream, server: Arc<PeerServer>, identity: Option
     }
 }
 
-/// Has the kernel end a connection whose other end has taken nothing of what was sent for so long: it is gone, or does not read, and
-/// what waits to be sent to it keeps its place in the budget.
+/// Has the kernel end a connection whose other end has taken nothing of what was sent for so long: it is gone, or does not read,
+/// and what waits to be sent to it keeps its place in the budget.
 fn end_when_unread(stream: &TcpStream, timeout: Duration) -> io::Result<()> {
     let milliseconds = timeout.as_millis().try_into().unwrap_or(u32::MAX);
     Ok(rustix::net::sockopt::set_tcp_user_timeout(stream, milliseconds)?)

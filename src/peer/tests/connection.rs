@@ -1,4 +1,4 @@
-//! What comes over a connection from a peer, and what may come instead.
+//! The bytes that come over a connection from a peer, and what may come instead.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -17,7 +17,7 @@ use crate::peer::Member;
 use crate::peer::wire::{BlockResponse, Frame, MAX_PART_BYTES};
 use crate::tier::Urgency;
 
-/// What an answer with a body begins with.
+/// The head of an answer with a body.
 const RESPONSE_HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
 
 /// A peer that answers every request with the same bytes, some at a time, and may then close the connection.

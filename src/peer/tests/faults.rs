@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What a peer may do instead of what it should.
+/// The misbehaviour of a peer.
 #[derive(Clone, Copy, Debug)]
 enum PeerFault {
     Silence,

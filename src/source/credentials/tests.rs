@@ -59,7 +59,7 @@ fn credentials_of_each_format_are_read() {
     }
 }
 
-/// What is said of secrets that are wrong, word for word. "hush" stands wherever a value does.
+/// Checks the errors about wrong secrets, word for word.
 #[test]
 fn credentials_that_are_wrong_are_refused_without_showing_them() {
     const AWS: &str = "the AWS credentials";

@@ -5,7 +5,7 @@ use crate::source::Severity;
 use crate::source::auth_method;
 use crate::weights::{WEIGHTS_KEYS, read};
 
-/// What Truss says of its models and sends for jobs: printed by `tests/tests/compatibility/truss_push.py`.
+/// Returns what Truss says of its models and sends for jobs: printed by `tests/tests/compatibility/truss_push.py`.
 fn recorded() -> Value {
     serde_json::from_str(include_str!("../testdata/truss_push.json")).expect("JSON")
 }
