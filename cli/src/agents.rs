@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use crate::probe;
 use crate::text;
 
-/// How long an agent may take to answer with its status, from memory: one that takes longer is stopped or stuck.
+/// The time in which an agent must answer with its status, from memory: one that takes longer is stopped or stuck.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Queries the status of each agent of this machine, or only of that of `cache`, by socket. One that does not answer has a

@@ -15,9 +15,9 @@ use serde_json::Value;
 
 /// The largest configuration that is read, in bytes. People write thousands; what is larger is something else.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
-/// How deep lists and mappings may be nested. The model of Truss goes six deep.
+/// The maximum nesting depth of lists and mappings. The model of Truss goes six deep.
 const MAX_CONFIG_DEPTH: usize = 64;
-/// How many values a document may have, those that aliases repeat counted each time.
+/// The maximum number of values of a document, those that aliases repeat counted each time.
 const MAX_VALUES: usize = 1 << 18;
 /// The warning about a key that one mapping has twice, as Truss warns.
 const DUPLICATE_KEY_WARNING: &str = "duplicate key; the last one counts";

@@ -8,9 +8,9 @@ use anyhow::{Context, Result};
 use crossbeam::channel::{Receiver, Sender, bounded};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// How many lines may wait. Further ones are lost while the disk does not answer.
+/// The number of lines that may wait. Further ones are lost while the disk does not answer.
 const LOG_QUEUE_LEN: usize = 4096;
-/// How long the last lines may take at the end of the process.
+/// The time that the last lines may take at the end of the process.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The queue of lines to the log thread.

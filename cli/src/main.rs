@@ -49,8 +49,8 @@ mod weights;
 use bdnfs_cli::config;
 use output::stderr_line;
 
-/// How the C library asks name servers (resolv.conf(5)): each for a second, twice over. Its own 5 s for one that is silent are more
-/// than a connection may take, so that the next would never be asked in time.
+/// The options with which the C library asks name servers (resolv.conf(5)): each for a second, twice over. Its own 5 s for one that
+/// is silent are more than a connection may take, so that the next would never be asked in time.
 const RESOLVER_OPTIONS: (&str, &str) = ("RES_OPTIONS", "timeout:1 attempts:2");
 
 fn main() -> ExitCode {

@@ -11,7 +11,7 @@ use rustix::process::geteuid;
 
 use crate::probe::{self, MountHealth};
 
-/// Why a mount point cannot be used.
+/// The reason why a mount point cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MountPointError {
     /// The path does not exist.

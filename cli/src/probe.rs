@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 /// The extended attribute of a mount's root with the control socket of its agent.
 const CONTROL_XATTR: &str = "user.bdnfs.control";
-/// How long a mount may take to answer. The answer lies in the agent's memory: one that takes longer hangs.
+/// The time in which a mount must answer. The answer lies in the agent's memory: one that takes longer hangs.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest path of Linux, in bytes.
 const PATH_MAX: usize = 4096;

@@ -14,7 +14,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::output::stderr_line;
 use crate::text;
 
-/// How often the progress of an operation of this process is shown.
+/// The interval at which the progress of an operation of this process is shown.
 const SHOW_INTERVAL: Duration = Duration::from_millis(200);
 /// The shortest time over which a rate is computed: shorter ones are mostly chance.
 const MIN_RATE_INTERVAL: Duration = Duration::from_millis(200);

@@ -14,7 +14,7 @@ use bdnfs_agent::api::socket;
 use crate::access::AccessArgs;
 use crate::source::Source;
 
-/// How long an agent may be away.
+/// The time for which an agent may be away.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The options that say which agent publishes, and for whom.

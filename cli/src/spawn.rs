@@ -13,9 +13,9 @@ use bdnfs_agent::cache::{self, CacheConfig};
 use crate::access::SECRET_VARIABLES;
 use crate::secrets;
 
-/// How long an agent may take to exit before its cache is given up: it makes its data durable first.
+/// The time that an agent may take to exit before its cache is given up: it makes its data durable first.
 pub const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long to wait before its socket and lock are tried again.
+/// The time to wait before its socket and lock are tried again.
 pub const AGENT_START_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The message of a detached agent to its parent once it listens; anything else is a [`Failure`].
 pub const READY_MESSAGE: &str = "ready";

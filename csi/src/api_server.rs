@@ -7,7 +7,7 @@ use bdnfs::error::{Error, Kind, Result};
 use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::Value;
 
-/// How long a request may take.
+/// The timeout of a request.
 const API_SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The address of the API server, and the credentials for it.

@@ -1,4 +1,4 @@
-//! How long a call of the kubelet is held: it waits longer after each error, so a long hold starts a pod sooner.
+//! The time for which a call of the kubelet is held: the kubelet waits longer after each error, so a long hold starts a pod sooner.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use tonic::metadata::MetadataMap;
 
 use crate::status_code;
 
-/// How long a call is held that has no deadline: less than the 120 s that a kubelet gives.
+/// The time for which a call is held that has no deadline: less than the 120 s that a kubelet gives.
 const CALL_HOLD_TIMEOUT: Duration = Duration::from_secs(100);
-/// How long before its deadline a call is answered.
+/// The time before its deadline at which a call is answered.
 const DEADLINE_MARGIN: Duration = Duration::from_secs(10);
-/// How long after the hold an agent that has not answered counts as stuck.
+/// The time after the hold from which on an agent that has not answered counts as stuck.
 const AGENT_STUCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The deadline of a call.
@@ -44,7 +44,7 @@ impl CallDeadline {
     }
 }
 
-/// How long a call with this timeout is held at most.
+/// Returns the maximum time for which a call with this timeout is held.
 fn hold_time(timeout: Duration) -> Duration {
     timeout.saturating_sub(DEADLINE_MARGIN).max(timeout / 2)
 }

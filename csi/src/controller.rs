@@ -16,7 +16,7 @@ use crate::proto::csi::controller_service_capability::{self, rpc};
 use crate::proto::csi::volume_capability::AccessType;
 use crate::volume_context::VolumeContext;
 
-/// How many hexadecimal digits of a digest stand in a volume's id.
+/// The number of hexadecimal digits of a digest in a volume's id.
 const ID_DIGITS: usize = 16;
 
 /// Of how many volumes the capacity is known: those that a cluster creates in a day, in about a MiB.

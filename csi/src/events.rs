@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 
 use crate::api_server::{ApiServer, ApiServerConfig};
 
-/// How many posts may be under way; further events are dropped.
+/// The number of posts that may be under way; further events are dropped.
 const MAX_POSTS_IN_FLIGHT: usize = 16;
 
 /// A pod, as events refer to it.

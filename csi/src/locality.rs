@@ -21,16 +21,16 @@ use crate::api_server::{ApiServer, ApiServerConfig};
 
 /// The prefix of the labels.
 const LABEL_PREFIX: &str = "bdnfs.io/has-";
-/// How many hexadecimal digits of a digest follow it. Two sources that share them cost a pod nothing but a worse node.
+/// The number of hexadecimal digits of a digest that follow it. Two sources that share them cost a pod nothing but a worse node.
 const KEY_DIGITS: usize = 16;
-/// How many labels a node has at most for snapshots, and likewise for training caches: of those that were used last. Each is in
-/// memory wherever nodes are watched.
+/// The maximum number of labels that a node has for snapshots, and likewise for training caches: of those that were used last. Each
+/// is in memory wherever nodes are watched.
 const MAX_LABELS: usize = 64;
 /// The taint that a node may start with.
 const NOT_READY_TAINT: &str = "bdnfs.io/agent-not-ready";
-/// How often a node that is not ready is checked.
+/// The interval at which a node that is not ready is checked.
 const NOT_READY_POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// How long the agent may take to list the training caches.
+/// The time in which the agent must list the training caches.
 const TRAINING_CACHES_TIMEOUT: Duration = Duration::from_secs(10);
 /// A JSON merge patch (RFC 7386).
 const MERGE_PATCH: &str = "application/merge-patch+json";

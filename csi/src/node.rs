@@ -32,7 +32,7 @@ use crate::written_volume;
 
 /// The time to the first event about a stage, and between later ones: short stages need none.
 const EVENT_INTERVALS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
-/// How many keys a call may leave unread while it waits for the agent: far more than volumes end in that time.
+/// The number of keys that a call may leave unread while it waits for the agent: far more than volumes end in that time.
 const UNPUBLISHED_QUEUE_LEN: usize = 1024;
 
 /// The CSI node service: publishes the volumes of a node.

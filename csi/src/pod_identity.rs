@@ -86,8 +86,8 @@ impl PodIdentity {
         IDENTITY_KEYS.iter().any(|(key, _)| has(key))
     }
 
-    /// Takes the identity out of `attributes`, if they have one, for a pod of `account`. `has_secret`: whether the volume has a secret,
-    /// too.
+    /// Takes the identity out of `attributes`, if they have one, for a pod of `account`. `has_secret`: whether the volume has a
+    /// secret, too.
     ///
     /// # Errors
     /// The attribute that can't be taken, as where the kubelet sent no token.
@@ -132,7 +132,7 @@ impl PodIdentity {
         }
     }
 
-    /// What the kubelet would send for the identity that `attributes` name, for volumes that have no pod yet.
+    /// Returns a sample of what the kubelet would send for the identity that `attributes` name, for volumes that have no pod yet.
     pub fn sample(attributes: impl IntoIterator<Item = (String, String)>) -> Option<(String, String)> {
         let mut attributes: Attributes = attributes.into_iter().collect();
         let &(key, _) = IDENTITY_KEYS.iter().find(|(key, _)| attributes.has(key))?;
@@ -171,8 +171,8 @@ impl PodIdentity {
     }
 }
 
-/// The identity that the attribute `key` names, by the token called `token_name`, and the audiences of which its cloud takes a token,
-/// the usual one first.
+/// The identity that the attribute `key` names, by the token called `token_name`, and the audiences of which its cloud takes a
+/// token, the usual one first.
 fn read(
     key: &'static str,
     attributes: &mut Attributes,

@@ -35,7 +35,7 @@ const ADMIN_KEYS: [&str; 12] = [
     IAM_KEY,
     AUTHORITY_KEY,
 ];
-/// How many digits a kubelet's id of an inline volume has behind `csi-`.
+/// The number of digits behind `csi-` in a kubelet's id of an inline volume.
 const INLINE_ID_DIGITS: usize = 64;
 
 /// The request that a volume makes of the agent.

@@ -24,9 +24,9 @@ use crate::runtime;
 use crate::source::Source;
 use crate::text;
 
-/// How long to wait for an agent that owns the cache and does not answer, because it starts or exits.
+/// The time to wait for an agent that owns the cache and does not answer, because it starts or exits.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long to wait before the cache is tried again.
+/// The time to wait before the cache is tried again.
 const OWNER_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The arguments of `bdnfs cache`.
@@ -262,7 +262,7 @@ fn format_verified(report: &VerifyReport) -> String {
     out
 }
 
-/// What a verification found, in a sentence.
+/// Formats the damage that a verification found, in a sentence.
 fn format_damage(report: &VerifyReport) -> Option<String> {
     let others = report.still_open + report.damaged_manifests + report.mounts_to_renew;
     let removed = (report.damaged.len() as u64).saturating_sub(others);

@@ -11,7 +11,7 @@ use crate::cache::CacheArgs;
 use crate::runtime;
 use crate::spawn::READY_MESSAGE;
 
-/// How long a new agent waits for its first mount.
+/// The time that a new agent waits for its first mount.
 const FIRST_MOUNT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The arguments of `bdnfs daemon`.

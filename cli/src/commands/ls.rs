@@ -32,7 +32,7 @@ const EXAMPLES: &str = "Examples:
   bdnfs ls s3://models/llama-3-8b
   bdnfs ls --allow '*.safetensors' --json /data/models";
 
-/// How many entries are listed before their mapped memory is released.
+/// The number of entries that are listed before their mapped memory is released.
 const ENTRIES_PER_RELEASE: u32 = 100_000;
 
 /// A file that cannot be mounted.

@@ -38,7 +38,7 @@ pub struct StatusArgs {
     cache_dir: Option<PathBuf>,
 }
 
-/// How long the disk of a cache may take to tell of its mounts, which are a few small files.
+/// The time in which the disk of a cache must tell of its mounts, which are a few small files.
 const RECORDS_TIMEOUT: Duration = Duration::from_secs(2);
 /// The names of the fd store's process: of this version, and of one that an earlier version started.
 const FDSTORE_PROCESS_NAMES: [&str; 2] = ["bdnfs-fdstore", "bdnfs-holder"];
@@ -286,7 +286,7 @@ fn publication_row(one: &PublicationStatus) -> Vec<String> {
     vec![one.key.clone(), consumer(one.consumer.as_deref()), one.source.clone(), path, state]
 }
 
-/// Who has it; its name may come from a pod.
+/// Formats the consumer's name, which may come from a pod.
 fn consumer(name: Option<&str>) -> String {
     name.map_or_else(|| "-".to_owned(), |name| text::printable(name.as_bytes()))
 }

@@ -28,8 +28,8 @@ pub struct UnmountArgs {
 const EXAMPLES: &str = "Examples:
   bdnfs umount /mnt/model
   bdnfs umount --lazy /mnt/model";
-/// How long a mount may be busy though nobody can be seen who uses it. A look at it, as `bdnfs status` and `df` take at all
-/// mounts, uses it for microseconds, and longer only where the machine has no processor to spare.
+/// The time for which a mount may be busy though no process can be seen that uses it. A look at it, as `bdnfs status` and `df` take
+/// at all mounts, uses it for microseconds, and longer only where the machine has no processor to spare.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
 /// The pause before a busy mount is unmounted again.
 const BUSY_RETRY_PAUSE: Duration = Duration::from_millis(20);

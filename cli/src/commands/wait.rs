@@ -15,7 +15,7 @@ use crate::probe::{self, MountHealth};
 use crate::runtime;
 use crate::{mountpoint, text};
 
-/// How long one request for a source of the configuration is held.
+/// The time for which one request for a source of the configuration is held.
 const SOURCE_POLL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The arguments of `bdnfs wait`.

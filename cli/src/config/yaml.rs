@@ -49,7 +49,7 @@ struct YamlReader<'a> {
     events: Parser<'a, StrInput<'a>>,
     /// The nodes that aliases repeat, by the parser's numbers.
     anchors: HashMap<usize, Value>,
-    /// How many values aliases repeated: a few lines could ask for billions.
+    /// The number of values that aliases repeated: a few lines could ask for billions.
     repeated: usize,
     document: Document,
 }

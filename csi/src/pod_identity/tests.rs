@@ -181,7 +181,7 @@ const PROVIDER: &str =
 const ACCOUNT: &str = "models@project.iam.gserviceaccount.com";
 const UUID: &str = "0a1b2c3d-0000-4000-8000-0123456789ab";
 
-/// What a kubelet sends where it was asked for a token for `audience`.
+/// Returns what a kubelet sends where it was asked for a token for `audience`.
 fn tokens_for(audience: &str) -> (&'static str, String) {
     (TOKENS_KEY, json!({audience: {"token": "hush"}, "sts.amazonaws.com": {"token": "of AWS"}}).to_string())
 }

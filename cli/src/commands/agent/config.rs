@@ -47,10 +47,10 @@ pub struct ConfigFile {
     secrets: Vec<PathBuf>,
     /// The backend of staged mounts whose requests name none.
     via: Option<MountBackend>,
-    /// How long mounts wait for the next agent (`hold`).
+    /// The time that mounts wait for the next agent (`hold`).
     #[serde(deserialize_with = "text::deserialize_duration")]
     hold: Option<Duration>,
-    /// How often all cached data is verified (`scrub_interval`).
+    /// The interval at which all cached data is verified (`scrub_interval`).
     #[serde(deserialize_with = "text::deserialize_duration")]
     scrub_interval: Option<Duration>,
     /// Socket of an fd store that runs as a service.
@@ -73,7 +73,7 @@ pub struct ConfigFile {
     telemetry: TelemetrySection,
 }
 
-/// How long mounts wait for the next agent by default: enough to restart a service, also after a look at what went wrong.
+/// The default time that mounts wait for the next agent: enough to restart a service, also after a look at what went wrong.
 const DEFAULT_HANDOVER_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 /// The settings of a tenant.

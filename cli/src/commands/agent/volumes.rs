@@ -26,12 +26,12 @@ pub struct VolumeSection {
     project_limits: BTreeMap<String, ByteSize>,
     /// The most that the caches of single teams may occupy, by their names.
     team_limits: BTreeMap<String, ByteSize>,
-    /// How often the caches of jobs are saved while these run.
+    /// The interval at which the caches of jobs are saved while these run.
     #[serde(deserialize_with = "text::deserialize_duration")]
     save_interval: Option<Duration>,
     /// The most bytes a second that are read to save what a job writes while it runs.
     upload_rate: Option<ByteSize>,
-    /// How long what can't be saved is tried again when its job has ended.
+    /// The time for which failed saves are retried when the job has ended.
     #[serde(deserialize_with = "text::deserialize_duration")]
     give_up: Option<Duration>,
 }

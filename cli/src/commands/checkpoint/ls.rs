@@ -74,7 +74,7 @@ struct TrussCheckpoint {
     lora_adapter_config: Option<Value>,
 }
 
-/// How many checkpoints are read at once to tell their types.
+/// The number of checkpoints that are read at once to tell their types.
 const GROUP_READS_IN_FLIGHT: usize = 8;
 /// The first line of truss's CSV.
 const CSV_HEADER: &str =

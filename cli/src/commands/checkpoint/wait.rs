@@ -15,7 +15,7 @@ use crate::exit_status::ExitStatusError;
 use crate::output::{print_value, stderr_line};
 use crate::text;
 
-/// How often the mirror is asked: savers write an entry every few seconds at most, and a listing costs money.
+/// The interval at which the mirror is asked: savers write an entry every few seconds at most, and a listing costs money.
 const MIRROR_POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// The exit code after a timeout, as of timeout(1).
 const TIMED_OUT_CODE: u8 = 124;

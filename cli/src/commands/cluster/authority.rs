@@ -11,7 +11,7 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, 
 
 use crate::output;
 
-/// How long a CA is valid: ten years. Long before, nodes trust a second one beside it.
+/// The validity of a CA: ten years. Long before, nodes trust a second one beside it.
 const CA_VALIDITY: Duration = Duration::from_secs(3650 * DAY);
 /// Tolerated difference of clocks: certificates are valid from an hour before.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);

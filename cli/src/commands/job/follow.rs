@@ -13,9 +13,9 @@ use super::show;
 use crate::output;
 use crate::progress::ProgressDisplay;
 
-/// How long an agent may take to restart.
+/// The time that an agent may take to restart.
 const AGENT_RESTART_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long to wait before it is asked again.
+/// The time to wait before it is asked again.
 const FOLLOW_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The format in which a job is followed.

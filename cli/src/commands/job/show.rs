@@ -51,7 +51,8 @@ pub fn format_state(job: &JobStatus) -> String {
     format!("{}{}", job.state, if is_saving { " (saving)" } else { "" })
 }
 
-/// What is still to be saved of a job's checkpoints, and how long that takes at the rate of the last one; empty for nothing.
+/// Formats what is still to be saved of a job's checkpoints, and the time that takes at the rate of the last one; empty for
+/// nothing.
 pub fn format_backlog(job: &JobStatus) -> String {
     let Some(saving) = job.saving.as_ref().filter(|saving| saving.backlog > 0) else { return String::new() };
     let backlog = text::size(saving.backlog);

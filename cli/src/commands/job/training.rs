@@ -49,7 +49,7 @@ impl TrainingArgs {
     }
 }
 
-/// How often the job was submitted before, as the environment says.
+/// Returns the number of times that the job was submitted before, as the environment says.
 pub fn retries(env: impl Fn(&str) -> Option<String>) -> Result<u32> {
     Ok(number("BT_RETRY_COUNT", env)?.unwrap_or(0))
 }

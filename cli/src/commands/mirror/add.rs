@@ -70,7 +70,7 @@ struct MirrorResult<'a> {
     found: &'a Ref,
     /// Whether the snapshot is new.
     new: bool,
-    /// How many damaged objects were repaired.
+    /// The number of damaged objects that were repaired.
     repaired: u64,
     /// Bytes read from its origin.
     read: u64,

@@ -20,7 +20,7 @@ use crate::output::{mount_summary, stderr_line};
 use crate::spawn::{AGENT_EXIT_TIMEOUT, AGENT_START_POLL_INTERVAL, SpawnOutcome, spawn};
 use crate::{mountpoint, progress, text, weights};
 
-/// How many agents may fail during one request before it is taken for the cause.
+/// The number of agents that may fail during one request before it is taken for the cause.
 const AGENT_FAILURE_LIMIT: u32 = 3;
 
 /// The mounts of one command.

@@ -15,7 +15,7 @@ use super::{ProvisionArgs, comment, report};
 use crate::publications::{publish_until, unpublish_all};
 use crate::{runtime, text};
 
-/// How often a waiting task shows the progress of staging.
+/// The interval at which a waiting task shows the progress of staging.
 const PROGRESS_REPORT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Begins to stage. A failure is written down for the task, which then fails.

@@ -9,7 +9,7 @@ use super::comment;
 use super::job_directory::SlurmJobDirectory;
 use crate::{output, text};
 
-/// How often the state is looked at, a file in memory.
+/// The interval at which the state is read, a file in memory.
 const STATE_POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Waits until all that the job named is local, and exports where it is.
