@@ -4,6 +4,7 @@
 
 mod manual;
 mod programs;
+mod transformers;
 
 // What scripts/emulators installs.
 #[cfg(feature = "emulators")]

@@ -126,6 +126,25 @@ fn training_cache_over_its_limit_fails_the_job() {
 }
 
 #[test]
+fn training_cache_of_a_team_over_its_limit_fails_the_job() {
+    let machine = Machine::new();
+    let agent = machine.agent("[volumes]\nteam_limits = { small = \"1MB\" }\n");
+    let command = "fallocate -l 3000000 $BT_TEAM_CACHE_DIR/x; sleep 1000";
+    let file = cached(&machine, "team.json", json!({}), command);
+    let submit = |team| submitted(&machine, &["--no-mirror", "--project", "p", "--team", team, text(&file)]);
+    // The other is measured before it.
+    let [other, small] = ["other", "small"].map(submit);
+    let status_of = |id: &str| agent.get(&format!("/v1/jobs/{id}")).json();
+    eventually("it fails", || status_of(&small)["state"] == "TRAINING_JOB_FAILED");
+    let why = status_of(&small)["why"]["message"].as_str().unwrap().to_owned();
+    assert!(
+        why.starts_with("the cache of the team small occupies 3") && why.contains("team_limits"),
+        "{why}"
+    );
+    assert_eq!(status_of(&other)["state"], "TRAINING_JOB_RUNNING", "it has no limit");
+}
+
+#[test]
 fn project_commands_show_a_training_cache_as_truss_does_and_remove_it_when_unused() {
     let machine = Machine::new();
     let agent = machine.agent("");

@@ -8,11 +8,9 @@ use std::time::Duration;
 
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::{eventually, kill_and_wait, wait_for_exit};
-use bdnfs_tests::proxy::NetworkFault;
-use bdnfs_tests::test_env::TestEnv;
 use rustix::process::{Pid, Signal, getpriority_process, kill_process};
 
-use super::kit::{events, job, submitted, text};
+use super::kit::{events, job, text};
 use super::saving::{Files, SavingMachine, checkpoints, file, mirror, saved, saving_spec, start, start_with};
 
 #[test]
@@ -373,26 +371,4 @@ fn checkpoints_that_are_discarded_do_not_delay_the_end() {
     assert_eq!(saving.status(&number)["state"], "TRAINING_JOB_STOPPED");
     eventually("the saver ends", || saving.machine.savers().is_empty());
     assert!(!saving.volume("dropped").exists());
-}
-
-#[test]
-fn checkpoints_are_saved_to_s3_with_credentials_that_only_the_agent_has() {
-    let env = TestEnv::new();
-    env.put("any", 10);
-    env.mirror();
-    let agent = env.machine.agent("[mirror]\nurl = \"s3://mirror\"\n");
-    let command = "cd $BT_CHECKPOINT_DIR && mkdir a && head -c 20000000 /dev/urandom > a/model && touch a/.metadata; sleep 5";
-    let number = submitted(&env.machine, &["--id", "s3", text(&saving_spec(&env.machine, "s3", command))]);
-    let status = || agent.get(&format!("/v1/jobs/{number}")).json();
-    eventually("it runs", || status()["state"] == "TRAINING_JOB_RUNNING");
-    env.proxy.set(NetworkFault { refuse: true, ..NetworkFault::default() });
-    eventually("it can't be saved", || status()["saving"]["failures"].as_u64() > Some(0));
-    env.proxy.set(NetworkFault::default());
-    eventually("the job ends", || !status()["ended"].is_null());
-    assert_eq!(checkpoints(&status()), [saved("a", true, 1)], "{}", status());
-    let secret = bdnfs_tests::s3::Keys::sample().secret;
-    for file in ["saver.json", "seals/a.json"] {
-        let volume = env.machine.volumes().join("default/jobs/s3").join(file);
-        assert!(!fs::read_to_string(volume).unwrap_or_default().contains(&secret));
-    }
 }

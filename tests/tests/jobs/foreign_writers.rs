@@ -113,8 +113,8 @@ impl WriterCampaign {
         eventually("it runs", || !self.saving.machine.supervisors().is_empty());
     }
 
-    /// Makes sure that all that is saved of the last job was closed by it, and that what is complete was called saved by its
-    /// library.
+    /// Makes sure that all that is saved of the last job was closed by it, that what is complete was called saved by its library, and that
+    /// the mirror is whole.
     fn check_saved(&mut self) {
         let (id, mirror) = (self.id(), mirror(&self.saving.machine));
         for name in saved_names(&mirror, &id) {
@@ -133,6 +133,7 @@ impl WriterCampaign {
                 self.complete.insert(format!("{id}/{name}"));
             }
         }
+        self.saving.verify_if_begun();
     }
 
     fn round(&mut self) {
@@ -191,7 +192,6 @@ impl WriterCampaign {
         assert_eq!(status["state"], "TRAINING_JOB_COMPLETED", "{status}");
         let log = job(&self.saving.machine, &["logs", &number]).succeeds();
         assert!(log.contains("resumed from step "), "{log}\n{:?}", events(&status));
-        self.saving.verify();
     }
 }
 

@@ -122,6 +122,7 @@ fn killed(rounds: usize) {
             saving.agent = start(&saving.machine);
         }
         witness.check_saved();
+        saving.verify_if_begun();
     }
     fs::write(&stop, "").unwrap();
     let status = saving.ended(&number);

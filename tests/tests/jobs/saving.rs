@@ -92,6 +92,13 @@ impl SavingMachine {
         self.machine.run(&["mirror", "verify", "--deep", "--mirror", &url]).succeeds();
     }
 
+    /// As [`verify`](Self::verify), where anything was saved yet.
+    pub fn verify_if_begun(&self) {
+        if mirror(&self.machine).join("format.json").exists() {
+            self.verify();
+        }
+    }
+
     /// Has the mirror be away, until [`bring_mirror_back`](Self::bring_mirror_back).
     pub fn take_mirror_away(&self) {
         let mirror = mirror(&self.machine);
