@@ -140,6 +140,37 @@ fn checkpoint_commands_list_show_and_remove_what_was_pushed() {
     mirror(&["verify", "--deep"]);
 }
 
+#[test]
+fn checkpoints_of_a_project_are_removed_with_it_where_that_is_asked_for() {
+    let env = env();
+    let directory = env.machine.directory("out");
+    write_file(&directory, "model.bin", 1 << 20);
+    for (project, job, more) in [
+        ("p", "job1", &["--name", "step-1"][..]),
+        ("p", "job1", &["--name", "step-1", "--rank", "1"]),
+        ("p", "job2", &["--name", "step-2"]),
+        ("other", "job3", &["--name", "step-1"]),
+    ] {
+        push(&env, &directory, project, job, more);
+    }
+    let volumes = env.machine.directory("volumes");
+    let remove = |more: &[&str]| {
+        env.machine.run(&[&["project", "rm", "p", "--volumes-dir", volumes.to_str().unwrap()], more].concat())
+    };
+    let from_mirror = |more: &[&str]| remove(&[more, &MIRROR].concat());
+    from_mirror(&["--yes"]).fails(&["is not on this node, and not saved in this mirror"]);
+    remove(&["--yes", "--checkpoints"]).fails(&["name the mirror that has the checkpoints"]);
+    from_mirror(&["--checkpoints"]).fails(&["standard input is not a terminal", "2 checkpoints (3.1 MB)"]);
+    assert_eq!(checkpoint(&env, &["ls"]).succeeds().lines().count(), 4);
+    let removed = json(&from_mirror(&["--yes", "--json", "--checkpoints"]).succeeds());
+    assert_eq!((&removed["checkpoints"], &removed["checkpoint_bytes"]), (&2.into(), &(3 << 20).into()));
+    let left = checkpoint(&env, &["ls"]).succeeds();
+    assert!(left.contains("other") && left.lines().count() == 2, "{left}");
+    let mirror = |line: &[&str]| env.machine.run(&[&["mirror"], line, &MIRROR].concat()).succeeds();
+    mirror(&["gc", "--grace", "0s"]);
+    mirror(&["verify", "--deep"]);
+}
+
 /// Downloads checkpoint `source` into `place`.
 fn get(env: &TestEnv, source: &str, place: &Path, more: &[&str]) -> CommandOutput {
     checkpoint(env, &[&["get", source, place.to_str().unwrap()], more].concat())

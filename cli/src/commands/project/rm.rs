@@ -1,6 +1,8 @@
 //! `bdnfs project rm`: removes a cache from this node and from a mirror, after asking.
 
 use anyhow::{Result, anyhow, bail};
+use bdnfs::checkpoint::CheckpointId;
+use bdnfs::mirror::Mirror;
 use bdnfs_agent::volumes::occupied;
 use serde::Serialize;
 
@@ -14,6 +16,9 @@ use crate::text;
 pub struct ProjectRemoveArgs {
     #[command(flatten)]
     target: CacheMirrorArgs,
+    /// Also remove all checkpoints of the project from the mirror
+    #[arg(long, conflicts_with = "team")]
+    checkpoints: bool,
     /// Do not ask for confirmation
     #[arg(short, long)]
     yes: bool,
@@ -21,9 +26,10 @@ pub struct ProjectRemoveArgs {
 
 const EXAMPLES: &str = "Examples:
   bdnfs project rm llama --mirror s3://mirror
+  bdnfs project rm llama --mirror s3://mirror --checkpoints
   bdnfs project rm --team research --yes
 What is removed cannot be restored. Without --mirror it is removed from this node alone, and what is saved is pulled again for the
-next job; with it, the next job on any node finds the cache empty. Checkpoints in the mirror stay: see `bdnfs checkpoint rm`.";
+next job; with it, the next job on any node finds the cache empty, and other nodes empty theirs then. `bdnfs mirror gc` frees the mirror's space.";
 
 /// The result of a removal.
 #[derive(Debug, Serialize)]
@@ -33,6 +39,31 @@ struct RemovedCache {
     bytes: u64,
     /// Whether it was removed from a mirror, too.
     saved: bool,
+    /// How many checkpoints were removed.
+    checkpoints: usize,
+    /// Their size.
+    checkpoint_bytes: u64,
+}
+
+/// The checkpoints of a project in a mirror.
+#[derive(Debug, Default)]
+struct ProjectCheckpoints {
+    count: usize,
+    bytes: u64,
+    /// Those of all ranks, and of damaged entries.
+    ids: Vec<CheckpointId>,
+}
+
+impl ProjectCheckpoints {
+    async fn list(mirror: &Mirror, project: &str) -> Result<Self> {
+        let (groups, damaged) = mirror.checkpoint_groups(Some(project), None).await?;
+        let ranks = groups.iter().flat_map(|group| group.ranks()).map(|saved| saved.id.clone());
+        Ok(Self {
+            count: groups.len() + damaged.len(),
+            bytes: groups.iter().map(|group| group.bytes()).sum(),
+            ids: ranks.chain(damaged.into_iter().map(|(id, _)| id)).collect(),
+        })
+    }
 }
 
 /// Removes the cache.
@@ -43,7 +74,12 @@ pub async fn run(args: ProjectRemoveArgs) -> Result<()> {
         Some(mirror) => mirror.find(&home.key()).await?.is_some(),
         None => false,
     };
-    if !home.exists() && !is_saved {
+    let checkpoints = match &mirror {
+        Some(mirror) if args.checkpoints => ProjectCheckpoints::list(mirror, home.name()).await?,
+        None if args.checkpoints => bail!("name the mirror that has the checkpoints with --mirror"),
+        _ => ProjectCheckpoints::default(),
+    };
+    if !home.exists() && !is_saved && checkpoints.ids.is_empty() {
         let or_saved = if mirror.is_some() { ", and not saved in this mirror" } else { "" };
         bail!("{home} is not on this node{or_saved}; `bdnfs project ls` lists those that are");
     }
@@ -53,7 +89,15 @@ pub async fn run(args: ProjectRemoveArgs) -> Result<()> {
         false if home.is_shared() => ", for all nodes that share its directory; no mirror has it",
         false => "",
     };
-    if !args.yes && !confirm_removal(&format!("{home} ({}){and_saved}", text::size(bytes)))? {
+    let and_checkpoints = match checkpoints.count {
+        0 => String::new(),
+        count => {
+            let count = text::count(count as u64, "checkpoint");
+            format!(", and {count} ({})", text::size(checkpoints.bytes))
+        }
+    };
+    let question = format!("{home} ({}){and_saved}{and_checkpoints}", text::size(bytes));
+    if !args.yes && !confirm_removal(&question)? {
         bail!("nothing was removed");
     }
     if let Some(mirror) = &mirror {
@@ -78,9 +122,21 @@ pub async fn run(args: ProjectRemoveArgs) -> Result<()> {
         for report in mirror.home_reports(&home.key()).await? {
             mirror.remove_home_report(&home.key(), &report.node).await?;
         }
+        for id in &checkpoints.ids {
+            mirror.remove_checkpoint(id).await?;
+        }
     }
     home.empty_trash();
     let (name, scope) = (home.name().to_owned(), home.scope().as_str());
-    let removed = RemovedCache { name, scope, bytes, saved: is_saved };
-    print_value(args.target.json, &removed, || format!("removed {home}{and_saved}, {}", text::size(bytes)))
+    let removed = RemovedCache {
+        name,
+        scope,
+        bytes,
+        saved: is_saved,
+        checkpoints: checkpoints.count,
+        checkpoint_bytes: checkpoints.bytes,
+    };
+    print_value(args.target.json, &removed, || {
+        format!("removed {home}{and_saved}, {}{and_checkpoints}", text::size(bytes))
+    })
 }
