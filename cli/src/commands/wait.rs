@@ -91,8 +91,17 @@ async fn source(client: &Client, name: &str, until: WaitCondition) -> Result<()>
 /// Waits for the mount at `path`; `verify`: what was local before is verified, too.
 async fn mount(path: &Path, until: WaitCondition, verify: bool) -> Result<()> {
     let path: PathBuf = mountpoint::resolve(path)?;
-    let MountHealth::Alive(socket) = probe::mount(&path) else {
-        bail!("{}: not a bdnfs mount, or it does not respond; `bdnfs status` lists them", path.display());
+    let socket = match probe::mount(&path) {
+        MountHealth::Alive(socket) => socket,
+        MountHealth::Dead => {
+            bail!("{0}: the agent of the mount is gone; unmount it with `bdnfs umount {0}`", path.display())
+        }
+        MountHealth::Unresponsive => {
+            bail!("{}: mount does not respond; `bdnfs status` names its agent", path.display())
+        }
+        MountHealth::Unknown(_) => {
+            bail!("{}: not a bdnfs mount; `bdnfs status` lists them", path.display())
+        }
     };
     let client = Client::new(socket);
     let status = client.status().await?;

@@ -6,6 +6,7 @@ mod commands;
 mod fdstore;
 mod metrics;
 mod mounts_model;
+mod moved_mounts;
 mod native;
 mod native_use;
 mod openapi;

@@ -8,7 +8,7 @@ use std::process::Stdio;
 use bdnfs_tests::MIB;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::{is_local, is_mounted};
-use bdnfs_tests::process::{eventually, wait_for_exit};
+use bdnfs_tests::process::{eventually, kill_and_wait, wait_for_exit};
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::s3::Keys;
 use bdnfs_tests::test_env::TestEnv;
@@ -204,6 +204,19 @@ fn mount_whose_record_cannot_be_read_is_reported_until_it_is_unmounted() {
         assert!(!record.exists());
         agent.stop();
     }
+}
+
+#[test]
+fn wait_for_a_mount_whose_agent_is_gone_says_so() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    write_tree(&source);
+    let point = machine.mount(&source, "mnt");
+    // First, or it would start the next agent.
+    machine.kill_fdstore();
+    kill_and_wait(&machine.agent_pids());
+    machine.run(&["wait", text(&point)]).fails(&["the agent of the mount is gone; unmount it with"]);
+    machine.umount(&point);
 }
 
 #[test]

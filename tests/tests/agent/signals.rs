@@ -89,7 +89,7 @@ fn commands_for_a_hung_agent_fail_and_name_it() {
     let cache = text(machine.cache());
     let frozen = FrozenProcess::new(machine.agent_pids()[0]);
     let late = format!("the agent at {cache}/control.sock does not respond within 10 s");
-    let gone = format!("{}: not a bdnfs mount, or it does not respond", text(&point));
+    let gone = format!("{}: mount does not respond", text(&point));
     let of_agent = [
         &["mount", text(&source), text(&second)][..],
         &["cache", "summarize"],

@@ -1,0 +1,29 @@
+//! Mounts that were moved to another path (`mount --move`).
+
+use bdnfs_tests::machine::Machine;
+use bdnfs_tests::mounts::{is_mounted, unmount};
+use bdnfs_tests::process::eventually;
+use bdnfs_tests::tree::{assert_same_tree, write_tree};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change, mount_move};
+
+#[test]
+fn moved_mount_reads_right_and_is_unmounted_at_its_new_path() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    write_tree(&source);
+    // What lies on a shared mount can't be moved.
+    let private = machine.directory("private");
+    mount("none", &private, "tmpfs", MountFlags::empty(), c"").unwrap();
+    mount_change(&private, MountPropagationFlags::PRIVATE).unwrap();
+    let old = machine.mount(&source, "private/old");
+    let new = machine.directory("private/new");
+    mount_move(&old, &new).unwrap();
+    assert_same_tree(&source, &new);
+    let status = machine.run(&["status"]).out;
+    let row = status.lines().find(|line| line.contains(new.to_str().unwrap())).unwrap_or_default();
+    assert!(row.contains("moved, or being unmounted"), "{status}");
+    machine.umount(&new);
+    eventually("its agent ends with it", || machine.agent_pids().is_empty());
+    assert!(!is_mounted(&old));
+    unmount(&private);
+}
