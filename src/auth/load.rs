@@ -110,7 +110,7 @@ impl CredentialLoader for AccessLoader {
 }
 
 /// Fills in the region and the endpoint that belong to the credentials of `access`, where it names none itself. They are
-/// part of a source's identity, so they are looked up before anything else, and once.
+/// part of a source's identity, so they are looked up before anything else.
 ///
 /// # Errors
 /// As [`CredentialLoader::load`].

@@ -107,7 +107,7 @@ pub(super) fn check_size(len: u64) -> Result<()> {
         return Ok(());
     }
     let text = format!(
-        "a manifest has {len} bytes, and {MAX_MANIFEST_BYTES} at the most: its source has too many files"
+        "a manifest has {len} bytes, and {MAX_MANIFEST_BYTES} at the most: its source has too many files, or is too large"
     );
     Err(Error::new(Kind::Unsupported, text))
 }

@@ -61,7 +61,7 @@ impl PartStore {
             Self::Directory(root) => {
                 let number = u128::from_str_radix(&random_id(), 16).unwrap_or_default().to_string();
                 let path = unfinished_path(root, &key, &number);
-                on_directory(move || {
+                run_on_directory(move || {
                     path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
                     File::create_new(&path).map(drop)
                 })
@@ -87,7 +87,7 @@ impl PartStore {
             }
             Self::Directory(root) => {
                 let path = unfinished_path(root, &id.key, &id.upload);
-                on_directory(move || {
+                run_on_directory(move || {
                     let file = OpenOptions::new().write(true).open(path)?;
                     let mut at = offset;
                     for bytes in &payload {
@@ -105,7 +105,7 @@ impl PartStore {
     pub(super) async fn sync(&self, id: &UploadId) -> Result<()> {
         let Self::Directory(root) = self else { return Ok(()) };
         let path = unfinished_path(root, &id.key, &id.upload);
-        on_directory(move || File::open(path)?.sync_data()).await
+        run_on_directory(move || File::open(path)?.sync_data()).await
     }
 
     /// Makes an object of what was put.
@@ -117,7 +117,7 @@ impl PartStore {
             }
             Self::Directory(root) => {
                 let (from, to) = (unfinished_path(root, &id.key, &id.upload), root.join(id.key.as_ref()));
-                on_directory(move || {
+                run_on_directory(move || {
                     File::open(&from)?.sync_all()?;
                     std::fs::rename(&from, &to)?;
                     to.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all())
@@ -133,7 +133,7 @@ impl PartStore {
             Self::Service(store, below) => store.abort_multipart(&full_key(below, &id.key), &id.upload).await,
             Self::Directory(root) => {
                 let path = unfinished_path(root, &id.key, &id.upload);
-                on_directory(move || std::fs::remove_file(path)).await
+                run_on_directory(move || std::fs::remove_file(path)).await
             }
         };
         match aborted {
@@ -152,7 +152,9 @@ fn unfinished_path(root: &std::path::Path, key: &Path, number: &str) -> PathBuf 
 }
 
 /// Does `work` on the directory of a mirror, off the async threads.
-async fn on_directory<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T> {
+async fn run_on_directory<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<T> {
     let done = task::blocking(move || Ok(work()))
         .await
         .map_err(|e| object_store::Error::Generic { store: "a directory", source: e.into() })?;

@@ -73,7 +73,7 @@ impl LazyOrigin {
 }
 
 /// The failure to open the origin, for who reads what was listed of it.
-fn failed_to_open(error: Error) -> Error {
+fn explain_open_failure(error: Error) -> Error {
     match error.kind() {
         // The file itself is there.
         Kind::NotFound => Error::new(Kind::Changed, error.to_string()),
@@ -108,8 +108,10 @@ impl Tier for LazyOrigin {
         urgency: Urgency,
     ) -> BoxFuture<'a, Result<Option<Body>>> {
         async move {
-            let origin =
-                self.origin.get_or_try_init(|| async { (self.open)().await.map_err(failed_to_open) }).await?;
+            let origin = self
+                .origin
+                .get_or_try_init(|| async { (self.open)().await.map_err(explain_open_failure) })
+                .await?;
             let pack = if blob.path.is_empty() { self.pack(&blob.key) } else { None };
             match pack {
                 Some(index) => self.body(origin, index, range, urgency).map(Some),

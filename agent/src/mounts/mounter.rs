@@ -7,7 +7,7 @@ use bdnfs::auth::load;
 use bdnfs::engine::Engine;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::snapshot::Snapshot;
-use bdnfs::source::{SecretStore, Uri};
+use bdnfs::source::{S3Access, SecretStore, Uri};
 use bdnfs::task::blocking;
 use bdnfs_fs::handover::{DentryInvalidator, MountDescriptors};
 use bdnfs_fs::native_mount::Superblocks;
@@ -93,18 +93,35 @@ fn complete_mirror(mut mirror: MirrorRequest) -> Result<MirrorRequest> {
     Ok(mirror)
 }
 
-/// A request with the regions and endpoints that those of its secrets name that can be read now: local content needs none. Without
-/// its mirror, where that one's can't; the origin's are read again before it is asked.
+/// A request with the regions and endpoints that those of its secrets name that can be read now: local content needs none, and all
+/// keys are read again before they are used. Without its mirror, where only the secret tells where that is.
 fn complete_readable(mut request: MountRequest) -> MountRequest {
-    if let Some(mirror) = request.mirror.take() {
-        let source = &request.weights.source;
-        let warn = |error: &Error| tracing::warn!("{source} is served without its mirror: {error}");
-        request.mirror = complete_mirror(mirror).inspect_err(warn).ok();
-    }
-    complete(request.clone()).unwrap_or_else(|error| {
+    let mirror = request.mirror.take();
+    let mut request = complete(request.clone()).unwrap_or_else(|error| {
         tracing::warn!("{} is restored without its secret: {error}", request.weights.source);
         request
-    })
+    });
+    request.mirror = mirror.and_then(|mirror| {
+        let without = complete_mirror(mirror.clone()).map_err(|error| {
+            let source = &request.weights.source;
+            if is_located(&mirror) {
+                tracing::warn!("{source} is restored without the secret of its mirror: {error}");
+                Some(mirror)
+            } else {
+                tracing::warn!("{source} is served without its mirror: {error}");
+                None
+            }
+        });
+        without.map_or_else(|mirror| mirror, Some)
+    });
+    request
+}
+
+/// Whether it is known without its secret where a mirror is. That of an S3 service may name region and endpoint.
+fn is_located(mirror: &MirrorRequest) -> bool {
+    let Ok(uri) = mirror.url.expose().parse::<Uri>() else { return false };
+    let is_given = |s3: &S3Access| s3.endpoint.is_some() || s3.region.is_some();
+    !matches!(uri, Uri::S3 { .. }) || mirror.access.s3(&uri).is_some_and(is_given)
 }
 
 /// Makes mounts that serve.

@@ -205,7 +205,7 @@ fn mount_status(
     match agent {
         Some(Ok(status)) => {
             let found = status.at(&mounted.mountpoint);
-            (found.map_or_else(|| missing("moved, or being unmounted"), format_state), found.cloned())
+            (found.map_or_else(|| missing("moved, bound, or being unmounted"), format_state), found.cloned())
         }
         Some(Err(error)) => (format!("unknown: {error}"), None),
         None => (missing("unknown"), None),

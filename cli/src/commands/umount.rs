@@ -32,7 +32,7 @@ const EXAMPLES: &str = "Examples:
 /// at all mounts, uses it for microseconds, and longer only where the machine has no processor to spare.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
 /// The pause before a busy mount is unmounted again.
-const BUSY_RETRY_PAUSE: Duration = Duration::from_millis(20);
+const BUSY_RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Unmounts a mount and returns when its agent has ended it.
 pub fn run(args: &UnmountArgs) -> Result<()> {
@@ -44,21 +44,33 @@ pub fn run(args: &UnmountArgs) -> Result<()> {
             return if runtime::block_on(forget_lost(&path))? { Ok(()) } else { Err(missing) };
         }
     };
-    if !mounts::at(&path)?.is_some_and(|mounted| mounted.ours()) {
+    if !is_ours(&path)? {
         if runtime::block_on(forget_lost(&path))? {
             return Ok(());
         }
         bail!("{}: not a bdnfs mount; `bdnfs status` lists them", path.display());
     }
     let end = Instant::now() + LOOK_TIMEOUT;
-    while !unmount(&path, args.lazy)? {
+    loop {
+        let is_last = Instant::now() >= end;
+        if unmount(&path, args.lazy)? {
+            return Ok(());
+        }
         let holders = mountpoint::holders(&path);
-        if !holders.is_empty() || Instant::now() >= end {
+        if !holders.is_empty() || is_last {
             bail!(mountpoint::busy_message(&path, &holders));
         }
         thread::sleep(BUSY_RETRY_PAUSE);
+        // Somebody else may have unmounted it, and what it had covered is there.
+        if !is_ours(&path)? {
+            return Ok(());
+        }
     }
-    Ok(())
+}
+
+/// Whether a bdnfs mount is at `path`.
+fn is_ours(path: &Path) -> Result<bool> {
+    Ok(mounts::at(path)?.is_some_and(|mounted| mounted.ours()))
 }
 
 /// Unmounts the bdnfs mount at `path`. False where it is in use.

@@ -99,6 +99,9 @@ async fn mount(path: &Path, until: WaitCondition, verify: bool) -> Result<()> {
         MountHealth::Unresponsive => {
             bail!("{}: mount does not respond; `bdnfs status` names its agent", path.display())
         }
+        MountHealth::Unknown(error) if mountpoint::is_mounted(&path) => {
+            bail!("{}: cannot ask the mount for its agent: {error}", path.display())
+        }
         MountHealth::Unknown(_) => {
             bail!("{}: not a bdnfs mount; `bdnfs status` lists them", path.display())
         }

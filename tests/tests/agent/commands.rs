@@ -1,13 +1,8 @@
 //! The commands mount, umount, status and ls, and their errors.
 
 use std::fs::{self, File};
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::thread;
 use std::time::Duration;
 
 use axum::http::Method;
@@ -20,7 +15,6 @@ use bdnfs_tests::tools::{cannot_run, program, run, with_timeout};
 use bdnfs_tests::tree::{assert_same, assert_same_tree, regular_files, write_file, write_tree};
 use bdnfs_tests::web::{WebDialect, WebServer};
 use rustix::mount::{MountFlags, UnmountFlags};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -250,27 +244,6 @@ fn umount_of_busy_mount_names_the_process() {
     ran.fails(&[text(&point), "sleep", &pid]);
     assert_same_tree(&source, &point);
     machine.umount(&point);
-}
-
-#[test]
-fn umount_of_a_mount_that_is_only_looked_at_waits_for_the_look() {
-    let (machine, source) = local();
-    let point = machine.mount(&source, "mnt");
-    // A descriptor on its way through a socket is no process's, as little as a path that the kernel walks.
-    let (held, sender) = UnixStream::pair().unwrap();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let root = File::open(&point).unwrap();
-    let sent = [root.as_fd()];
-    assert!(control.push(SendAncillaryMessage::ScmRights(&sent)));
-    rustix::net::sendmsg(&sender, &[IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();
-    drop(root);
-    machine.run(&["umount", text(&point)]).fails(&["by nobody who can be seen here", "--lazy"]);
-    let umount = machine.command(&["umount", text(&point)]).spawn();
-    thread::sleep(Duration::from_millis(200));
-    drop(held);
-    assert!(umount.unwrap().wait().unwrap().success());
-    assert!(!is_mounted(&point));
 }
 
 #[test]

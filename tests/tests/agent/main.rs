@@ -4,6 +4,7 @@
 
 mod commands;
 mod fdstore;
+mod looked_at_mounts;
 mod metrics;
 mod mounts_model;
 mod moved_mounts;

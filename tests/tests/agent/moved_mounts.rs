@@ -21,7 +21,7 @@ fn moved_mount_reads_right_and_is_unmounted_at_its_new_path() {
     assert_same_tree(&source, &new);
     let status = machine.run(&["status"]).out;
     let row = status.lines().find(|line| line.contains(new.to_str().unwrap())).unwrap_or_default();
-    assert!(row.contains("moved, or being unmounted"), "{status}");
+    assert!(row.contains("moved, bound, or being unmounted"), "{status}");
     machine.umount(&new);
     eventually("its agent ends with it", || machine.agent_pids().is_empty());
     assert!(!is_mounted(&old));

@@ -97,14 +97,17 @@ async fn wait_for(
     selector: &CheckpointSelector,
     (until, ranks): (SavedCondition, u32),
 ) -> Result<CheckpointGroup> {
-    let mut last_message = String::new();
+    let (mut last_message, mut is_checked) = (String::new(), false);
     loop {
         let groups = async {
-            mirror.check_format().await?;
+            if !is_checked {
+                mirror.check_format().await?;
+            }
             mirror.checkpoint_groups(Some(&selector.project), selector.job.as_deref()).await
         };
         let now = match groups.await {
             Ok((groups, damaged)) => {
+                is_checked = true;
                 let group = newest(selector, &groups);
                 if let Some(group) = &group
                     && group.ranks().len() >= ranks as usize

@@ -114,6 +114,40 @@ fn secret_that_is_empty_after_a_restart_refuses_reads_until_it_is_there() {
 }
 
 #[test]
+fn mirror_whose_secret_is_empty_after_a_restart_is_used_when_that_is_there() {
+    let bucket = GuardedBucket::new();
+    let bytes = bucket.put("w", 3 * MIB);
+    fs::create_dir(bucket.root.path().join("mirror")).unwrap();
+    let machine = Machine::new();
+    let (directory, url) = (machine.directory("secrets-of-the-agent"), bucket.s3.server.url());
+    let secret = directory.join("s3");
+    let write = || fs::write(&secret, super::json(&Keys::sample(), &url)).unwrap();
+    write();
+    let directory = directory.display().to_string();
+    let mirror =
+        ["--mirror", "s3://mirror", "--mirror-endpoint", &url, "--mirror-secret", "s3", "--secret", "s3"];
+    machine
+        .run(&[&["mirror", "add", "s3://bucket", "--secrets", &directory], &mirror[..]].concat())
+        .succeeds();
+    let config = format!("secrets = [\"{directory}\"]");
+    let agent = machine.agent(&config);
+    let file = machine.mount_with("s3://bucket", "mnt", &mirror).join("w");
+    agent.crash();
+    machine.kill_fdstore();
+    fs::write(&secret, "").unwrap();
+    let agent = machine.agent(&config);
+    write();
+    // The mirror alone has it now.
+    fs::remove_file(bucket.root.path().join("bucket/w")).unwrap();
+    assert_same(
+        &bytes,
+        &fs::read(&file).unwrap_or_else(|e| panic!("{e}: {}", agent.log())),
+        "from the mirror",
+    );
+    agent.stop();
+}
+
+#[test]
 fn secret_not_found_is_named_by_the_agent() {
     let bucket = GuardedBucket::new();
     bucket.put("w", MIB);
