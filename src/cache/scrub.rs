@@ -70,8 +70,6 @@ pub fn scrub(cache: &Cache, give_up: &AtomicBool) -> Result<ScrubTotals> {
     let manifests = verify_manifests(cache, None, &pace)?;
     let (found, still_open) = (cache.partition.scan(), cache.partition.still_open()?);
     let mut totals = verify(cache, &found, &pace)?;
-    // Who is told that damage was removed reads none of it.
-    cache.partition.removal_marks.await_invalidations(KERNEL_CACHE_TIMEOUT);
     totals.bytes += manifests.bytes;
     totals.damaged_manifests = manifests.damaged_manifests;
     totals.mounts_to_renew = manifests.mounts_to_renew;
@@ -117,6 +115,10 @@ pub fn verify(cache: &Cache, found: &[CachedFile], pace: ScrubPace<'_>) -> Resul
         threads => thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work)))),
     }
     let (sum, wrong) = verified.into_inner();
+    if !wrong.is_empty() {
+        // Who is told that damage was removed reads none of it.
+        cache.partition.removal_marks.await_invalidations(KERNEL_CACHE_TIMEOUT);
+    }
     // Named by their keys at least, for they are removed.
     let damaged = names(&cache.partition, &wrong).unwrap_or_else(|error| {
         tracing::warn!(%error, "cannot tell which files are damaged");

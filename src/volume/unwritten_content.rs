@@ -16,7 +16,9 @@ const MAX_CONTENTS: usize = 1000;
 pub struct UnwrittenContent {
     /// The [versions](ScannedFile::content_version) of it.
     contents: BTreeSet<String>,
-    /// The time of the newest beyond [`MAX_CONTENTS`]: what was written by then counts as such, too.
+    /// The times of the oldest and the newest beyond [`MAX_CONTENTS`]: what was written between them counts as such, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    since: Option<FileTime>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     until: Option<FileTime>,
 }
@@ -32,6 +34,9 @@ impl UnwrittenContent {
         if self.contents.len() < MAX_CONTENTS {
             self.contents.insert(file.content_version().to_owned());
         } else {
+            // A record of an earlier version has no oldest: all that is older counts.
+            self.since =
+                if self.until.is_none() { Some(file.mtime) } else { self.since.min(Some(file.mtime)) };
             self.until = self.until.max(Some(file.mtime));
         }
     }
@@ -41,23 +46,30 @@ impl UnwrittenContent {
         if self.is_empty() {
             return;
         }
-        let (mut found, mut is_any_older) = (BTreeSet::new(), false);
+        let (mut found, mut is_any_beyond) = (BTreeSet::new(), false);
         for file in files {
             let version = file.content_version();
             if self.contents.contains(version) {
                 found.insert(version.to_owned());
             } else {
-                is_any_older |= self.until >= Some(file.mtime);
+                is_any_beyond |= self.is_beyond(file);
             }
         }
         self.contents = found;
-        self.until = self.until.filter(|_| is_any_older);
+        if !is_any_beyond {
+            (self.since, self.until) = (None, None);
+        }
+    }
+
+    /// Whether `file` was written between the oldest and the newest content that is not remembered by itself.
+    fn is_beyond(&self, file: &ScannedFile) -> bool {
+        self.until >= Some(file.mtime) && self.since <= Some(file.mtime)
     }
 
     /// Whether `file` has such content.
     pub fn has(&self, file: &ScannedFile) -> bool {
         // There may be a million files, and each scan asks.
-        !self.is_empty() && (self.contents.contains(file.content_version()) || self.until >= Some(file.mtime))
+        !self.is_empty() && (self.contents.contains(file.content_version()) || self.is_beyond(file))
     }
 
     /// The path of a file of `seal` that has such content.
@@ -110,6 +122,7 @@ mod tests {
             Some(&path("last"))
         );
         assert_eq!(unwritten.path_in(&seal([("newer".into(), 1 << 40, 6)])), None);
+        assert_eq!(unwritten.path_in(&seal([("older".into(), 1 << 40, 4)])), None);
 
         // Those that were remembered one by one are gone, and the last is not.
         let last = seal([("last".into(), MAX_CONTENTS as u64 + 1, 5)]);

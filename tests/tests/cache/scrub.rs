@@ -118,6 +118,8 @@ fn cache_verify_on_rotten_blob_repairs_a_fuse_mount_that_goes_on() {
         // A program that has it open may go on reading what was removed, but no verification says that all is well then.
         let open = File::open(&model).unwrap();
         eventually("it is local", || is_local(&model));
+        let stored = || largest_file(&env.machine.cache().join("tenants"));
+        eventually("it is stored whole", || stored().extension().is_none_or(|form| form != "part"));
         damage();
         verify().fails(&["damaged"]);
         let mut byte = [0];

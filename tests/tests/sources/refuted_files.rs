@@ -30,6 +30,15 @@ fn assert_nothing_is_local(machine: &Machine, point: &Path) {
     }
 }
 
+/// Says when it goes that what was begun before is over.
+struct EndGuard<'a>(&'a AtomicBool);
+
+impl Drop for EndGuard<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn refuted_file_is_never_reported_as_local_and_heals_with_its_server() {
     let hub = HubServer::start();
@@ -43,6 +52,8 @@ fn refuted_file_is_never_reported_as_local_and_heals_with_its_server() {
     hub.storage.faults.set(ServerFault::Garble);
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
+        // Also where an assertion fails: the scope waits for the thread.
+        let _over = EndGuard(&is_over);
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
                 assert_nothing_is_local(&machine, &point);
@@ -58,7 +69,6 @@ fn refuted_file_is_never_reported_as_local_and_heals_with_its_server() {
         }
         eventually("the large one is refuted, too", || fs::read(point.join(LARGE)).is_err_and(is_refuted));
         machine.run(&["wait", point.to_str().unwrap(), "--timeout", "100s"]).fails(&["SHA-256"]);
-        is_over.store(true, Ordering::Relaxed);
     });
     assert_nothing_is_local(&machine, &point);
     hub.storage.faults.clear();
