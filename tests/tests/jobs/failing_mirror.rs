@@ -17,11 +17,17 @@ use super::saving::{checkpoints, saved, saving_spec};
 /// ended.
 fn assert_saved_after(env: &TestEnv, begin: impl FnOnce(&TestEnv), end: impl FnOnce(&TestEnv)) -> Value {
     let agent = env.machine.agent("[mirror]\nurl = \"s3://mirror\"\n");
-    let command = "cd $BT_CHECKPOINT_DIR && mkdir a && head -c 20000000 /dev/urandom > a/model && touch a/.metadata; sleep 5";
-    let number = submitted(&env.machine, &["--id", "s3", text(&saving_spec(&env.machine, "s3", command))]);
+    let flag = env.machine.directory("flag").join("go");
+    let command = format!(
+        "while [ ! -e {} ]; do sleep 0.1; done; cd $BT_CHECKPOINT_DIR && mkdir a && head -c 20000000 /dev/urandom > a/model && \
+         touch a/.metadata; sleep 5",
+        text(&flag)
+    );
+    let number = submitted(&env.machine, &["--id", "s3", text(&saving_spec(&env.machine, "s3", &command))]);
     let status = || agent.get(&format!("/v1/jobs/{number}")).json();
     eventually("it runs", || status()["state"] == "TRAINING_JOB_RUNNING");
     begin(env);
+    fs::write(&flag, "").unwrap();
     eventually("it can't be saved", || status()["saving"]["failures"].as_u64() > Some(0));
     end(env);
     eventually("the job ends", || !status()["ended"].is_null());

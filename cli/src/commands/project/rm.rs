@@ -104,16 +104,28 @@ pub async fn run(args: ProjectRemoveArgs) -> Result<()> {
         // Its node would empty it when it ends, with what it wrote since.
         home.ensure_unused_elsewhere(mirror).await?;
     }
-    if home.exists() {
+    let locks = if home.exists() {
         // One that is being saved would be saved without what is gone from it already, and other nodes would remove that.
         let busy = || anyhow!("{home} is being saved, or updated for a job; try again later");
-        let _use_lock = home.try_use_lock()?.ok_or_else(busy)?;
+        let use_lock = home.try_use_lock()?.ok_or_else(busy)?;
         if home.is_in_use() {
             return Err(home.in_use().into());
         }
-        let _sync_lock = home.try_idle_sync_lock()?.ok_or_else(busy)?;
+        let sync_lock = home.try_idle_sync_lock()?.ok_or_else(busy)?;
+        Some((use_lock, sync_lock))
+    } else {
+        None
+    };
+    // Before the cache, by which the rest is found again where this is interrupted.
+    if let Some(mirror) = &mirror {
+        for id in &checkpoints.ids {
+            mirror.remove_checkpoint(id).await?;
+        }
+    }
+    if locks.is_some() {
         home.remove()?;
     }
+    drop(locks);
     if let Some(mirror) = mirror {
         if is_saved {
             mirror.remove(&home.key()).await?;
@@ -121,9 +133,6 @@ pub async fn run(args: ProjectRemoveArgs) -> Result<()> {
         // What other nodes have of it is removed there before their next job.
         for report in mirror.home_reports(&home.key()).await? {
             mirror.remove_home_report(&home.key(), &report.node).await?;
-        }
-        for id in &checkpoints.ids {
-            mirror.remove_checkpoint(id).await?;
         }
     }
     home.empty_trash();
