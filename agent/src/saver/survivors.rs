@@ -78,14 +78,26 @@ impl Saver {
         for (found_now, sealed) in seals.into_values().zip(last) {
             found.extend(self.survivor(found_now, sealed, "is torn by a power cut,"));
         }
-        // Of what was neither sealed nor is torn, the cut has left nothing.
+        let mut deleted = Vec::new();
         self.record.report.checkpoints.retain_mut(|one| {
-            if one.state != CheckpointState::Writing || found.iter().any(|unit| unit.name() == one.name) {
+            let is_sealed = one.state == CheckpointState::Sealed;
+            let is_left = found.iter().any(|unit| unit.name() == one.name);
+            if is_left || (!is_sealed && one.state != CheckpointState::Writing) {
                 return true;
             }
+            if is_sealed && one.generation == 0 {
+                // What was sealed was on the disk: the job has deleted it, and no scan came after that.
+                one.state = CheckpointState::Skipped;
+                deleted.push(one.name.clone());
+                return true;
+            }
+            // Of what was neither sealed nor is torn, the cut has left nothing.
             one.state = CheckpointState::Saved;
             one.generation > 0
         });
+        for name in deleted {
+            self.note_rarely(format!("{name} was deleted by the job before it was saved"));
+        }
         Ok(found)
     }
 

@@ -8,6 +8,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use bdnfs_tests::disk::LoopDisk;
+use bdnfs_tests::freezer::FrozenProcess;
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::process::{eventually, kill_and_wait, processes_with_bind};
 use bdnfs_tests::tree::{Rng, regular_files, write_file};
@@ -91,9 +92,9 @@ fn checkpoints_after_power_cut_are_saved_as_sealed_or_listed_torn() {
         "cut",
         &format!(
             "cd $BT_CHECKPOINT_DIR && write() {{ mkdir -p $1 && echo $1 $2 > $1/model && touch $1/.metadata; }}
-             write whole one; while [ ! -e {0}/away ]; do sleep 0.1; done; write whole two; write kept; write torn
+             write whole one; while [ ! -e {0}/away ]; do sleep 0.1; done; write whole two; write kept; write torn; write gone
              while [ ! -e {0}/go ]; do sleep 0.1; done
-             echo changed > torn/model; echo changed > whole/model; mkdir empty late; echo late > late/model; sync; sleep 1000",
+             rm -r gone; echo changed > torn/model; echo changed > whole/model; mkdir empty late; echo late > late/model; sync; sleep 1000",
             text(&flag)
         ),
     );
@@ -102,13 +103,17 @@ fn checkpoints_after_power_cut_are_saved_as_sealed_or_listed_torn() {
     fs::write(flag.join("away"), "").unwrap();
     eventually("all are sealed", || {
         let all = checkpoints(&saving.status(&number));
-        all.len() == 3 && all.iter().all(|(_, state, ..)| state == "sealed")
+        all.len() == 4 && all.iter().all(|(_, state, ..)| state == "sealed")
     });
     let volume = node.volume("cut");
+    // No scan finds what comes before the cut.
+    let frozen: Vec<_> = saving.machine.savers().into_iter().map(FrozenProcess::new).collect();
+    assert!(!frozen.is_empty());
     fs::write(flag.join("go"), "").unwrap();
     eventually("it is on the disk", || volume.join("checkpoints/late/model").exists());
     rustix::fs::sync();
     node.cut();
+    drop(frozen);
     let record = fs::read_to_string(volume.join("saver.json")).unwrap();
     assert!(record.contains(EARLIER_BOOT));
     node.saving.bring_mirror_back();
@@ -130,6 +135,14 @@ fn checkpoints_after_power_cut_are_saved_as_sealed_or_listed_torn() {
     assert!(
         reported.iter().any(|event| event.starts_with("torn is torn by a power cut, kept in ")),
         "{reported:?}"
+    );
+    assert!(
+        reported.iter().any(|event| event == "gone was deleted by the job before it was saved"),
+        "{reported:?}"
+    );
+    assert!(
+        checkpoints(&status).iter().any(|(name, state, ..)| name == "gone" && state == "skipped"),
+        "{status}"
     );
     assert_eq!(fs::read_to_string(volume.join("checkpoints/torn/model")).unwrap(), "changed\n", "kept");
     saving.verify();
