@@ -113,6 +113,22 @@ pub(super) fn check_size(len: u64) -> Result<()> {
 }
 
 impl Header {
+    /// The number of records in each section, and the size of one, in bytes.
+    fn records(&self) -> [(u64, usize); 4] {
+        [
+            (u64::from(self.entries.get()), size_of::<EntryRecord>()),
+            (u64::from(self.blobs.get()), size_of::<BlobRecord>()),
+            (self.hashes.get(), size_of::<Check>()),
+            (self.strings.get(), 1),
+        ]
+    }
+
+    /// The size of the manifest that begins with this header, in bytes.
+    pub(super) fn manifest_bytes(&self) -> u64 {
+        let sections = self.records().map(|(count, size)| count.saturating_mul(size as u64));
+        sections.into_iter().fold(size_of::<Self>() as u64, u64::saturating_add)
+    }
+
     /// The sections of a manifest that begins with this header and has `len` bytes in all.
     pub(super) fn sections(&self, len: usize) -> Result<Sections> {
         if self.magic != MAGIC {
@@ -131,19 +147,13 @@ impl Header {
         if self.entries.get() == 0 {
             return Err(corrupt("it has no root"));
         }
-        let lengths = [
-            (u64::from(self.entries.get()), size_of::<EntryRecord>()),
-            (u64::from(self.blobs.get()), size_of::<BlobRecord>()),
-            (self.hashes.get(), size_of::<Check>()),
-            (self.strings.get(), 1),
-        ];
         let mut end = size_of::<Self>();
         let mut next = |(count, size): (u64, usize)| {
             let start = end;
             end = usize::try_from(count).ok()?.checked_mul(size)?.checked_add(start)?;
             Some(start..end)
         };
-        let [entries, blobs, hashes, strings] = lengths.map(&mut next);
+        let [entries, blobs, hashes, strings] = self.records().map(&mut next);
         match (entries, blobs, hashes, strings) {
             (Some(entries), Some(blobs), Some(hashes), Some(strings)) if strings.end == len => {
                 Ok(Sections { entries, blobs, hashes, strings })

@@ -128,15 +128,7 @@ fn header(contents: &impl ManifestContents) -> Result<Header> {
         hashes += blob.hashes().count() as u64;
         Ok(())
     })?;
-    let records = [
-        (entries.into(), size_of::<EntryRecord>()),
-        (blobs.into(), size_of::<BlobRecord>()),
-        (hashes, size_of::<Check>()),
-    ];
-    let records =
-        records.iter().map(|(count, size): &(u64, usize)| count.saturating_mul(*size as u64)).sum::<u64>();
-    binary::check_size(size_of::<Header>() as u64 + records + strings)?;
-    Ok(Header {
+    let header = Header {
         magic: binary::MAGIC,
         version: binary::VERSION.into(),
         entries: entries.into(),
@@ -147,7 +139,9 @@ fn header(contents: &impl ManifestContents) -> Result<Header> {
         files: files.into(),
         bytes: bytes.into(),
         largest: largest.into(),
-    })
+    };
+    binary::check_size(header.manifest_bytes())?;
+    Ok(header)
 }
 
 /// The record of `entry`, whose texts are put at `strings`.
