@@ -220,28 +220,22 @@ impl Saver {
         self.unsealed.retain(|name, _| is_there(name));
         let unsaved = &self.unsaved;
         let mut too_early = Vec::new();
-        self.record.report.checkpoints.retain_mut(|one| {
-            match one.state {
-                _ if is_there(&one.name) => {}
-                CheckpointState::Writing | CheckpointState::Sealed => {
-                    let unsaved = unsaved.get(&one.name);
-                    let sealed = unsaved.copied().flatten();
-                    let was_sealed = one.state == CheckpointState::Sealed || sealed.is_some();
-                    if one.bytes > 0 || was_sealed || unsaved.is_some() {
-                        too_early.push((one.name.clone(), one.generation));
-                    }
-                    match (was_sealed, one.generation) {
-                        (false, 0) => return false,
-                        (true, 0) => {
-                            one.state = CheckpointState::Skipped;
-                            one.complete |= sealed.is_some_and(|sealed| sealed.complete);
-                        }
-                        _ => one.state = CheckpointState::Saved,
-                    }
+        self.record.report.checkpoints.retain_mut(|one| match one.state {
+            _ if is_there(&one.name) => true,
+            CheckpointState::Writing | CheckpointState::Sealed => {
+                let unsaved = unsaved.get(&one.name);
+                let sealed = unsaved.copied().flatten();
+                let was_sealed = one.state == CheckpointState::Sealed || sealed.is_some();
+                if one.bytes > 0 || was_sealed || unsaved.is_some() {
+                    too_early.push((one.name.clone(), one.generation));
                 }
-                _ => {}
+                let is_listed = mark_deleted(one, was_sealed);
+                if one.state == CheckpointState::Skipped {
+                    one.complete |= sealed.is_some_and(|sealed| sealed.complete);
+                }
+                is_listed
             }
-            true
+            _ => true,
         });
         self.unsaved.retain(|name, _| is_there(name));
         let gone: Vec<_> = self.sealed.keys().filter(|name| !is_there(name)).cloned().collect();
@@ -249,14 +243,17 @@ impl Saver {
         self.trim_reports();
         self.clear_failure();
         for (name, generation) in too_early {
-            self.note_rarely(match generation {
-                0 => format!("{name} was deleted by the job before it was saved"),
-                _ => {
-                    format!("{name} was changed and deleted by the job; generation {generation} stays saved")
-                }
-            });
+            self.note_deleted(&name, generation);
         }
         gone
+    }
+
+    /// Notes that the job has deleted a state of a checkpoint that was not saved; `generation` is what was saved before, 0 for nothing.
+    pub(super) fn note_deleted(&mut self, name: &str, generation: u64) {
+        self.note_rarely(match generation {
+            0 => format!("{name} was deleted by the job before it was saved"),
+            _ => format!("{name} was changed and deleted by the job; generation {generation} stays saved"),
+        });
     }
 
     /// Drops the oldest reports of what is gone, where there are too many.
@@ -315,6 +312,14 @@ impl Saver {
             Err(error) => tracing::warn!("{error}"),
         }
     }
+}
+
+/// Marks the report of an unsaved state, which `was_sealed` or not, as that of a checkpoint that the job has deleted. False where that
+/// is not listed any more: it was neither sealed nor saved before.
+pub(super) fn mark_deleted(one: &mut UnitReport, was_sealed: bool) -> bool {
+    let is_skipped = was_sealed && one.generation == 0;
+    one.state = if is_skipped { CheckpointState::Skipped } else { CheckpointState::Saved };
+    is_skipped || one.generation > 0
 }
 
 /// The seconds between the newest two complete named checkpoints that were saved, of which one may have `replaced` its earlier

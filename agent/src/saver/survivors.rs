@@ -9,6 +9,7 @@ use bdnfs::volume::{Scan, Seal, UnitState};
 use tokio::time::{Instant, sleep_until};
 
 use super::order::JobEnd;
+use super::outcomes::mark_deleted;
 use super::record::{SaverEnd, requested_end};
 use super::round::Saver;
 use super::save_context::{SettledUnit, UploadOutcome};
@@ -85,18 +86,16 @@ impl Saver {
             if is_left || (!is_sealed && one.state != CheckpointState::Writing) {
                 return true;
             }
-            if is_sealed && one.generation == 0 {
-                // What was sealed was on the disk: the job has deleted it, and no scan came after that.
-                one.state = CheckpointState::Skipped;
+            // What was sealed was on the disk: the job has deleted it, and no scan came after that. Of what was neither sealed nor is torn, the
+            // cut has left nothing.
+            let is_listed = mark_deleted(one, is_sealed);
+            if one.state == CheckpointState::Skipped {
                 deleted.push(one.name.clone());
-                return true;
             }
-            // Of what was neither sealed nor is torn, the cut has left nothing.
-            one.state = CheckpointState::Saved;
-            one.generation > 0
+            is_listed
         });
         for name in deleted {
-            self.note_rarely(format!("{name} was deleted by the job before it was saved"));
+            self.note_deleted(&name, 0);
         }
         Ok(found)
     }
