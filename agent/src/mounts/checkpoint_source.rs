@@ -46,8 +46,7 @@ pub async fn open(
         return Ok((ResolvedSnapshot { snapshot, resolved: id.to_string(), note: None }, Utc::now()));
     }
     let (checked, chosen) = tokio::join!(mirror.check_format(), mirror.choose_checkpoint(selector));
-    checked?;
-    let chosen = chosen?;
+    let chosen = checked.and(chosen)?;
     let note = chosen.note("mounted");
     let ChosenCheckpoint { saved, manifest, .. } = chosen;
     let resolved = saved.id.to_string();

@@ -101,18 +101,17 @@ fn complete_readable(mut request: MountRequest) -> MountRequest {
         tracing::warn!("{} is restored without its secret: {error}", request.weights.source);
         request
     });
-    request.mirror = mirror.and_then(|mirror| {
-        let without = complete_mirror(mirror.clone()).map_err(|error| {
-            let source = &request.weights.source;
-            if is_located(&mirror) {
-                tracing::warn!("{source} is restored without the secret of its mirror: {error}");
-                Some(mirror)
-            } else {
-                tracing::warn!("{source} is served without its mirror: {error}");
-                None
-            }
-        });
-        without.map_or_else(|mirror| mirror, Some)
+    let source = &request.weights.source;
+    request.mirror = mirror.and_then(|mirror| match complete_mirror(mirror.clone()) {
+        Ok(complete) => Some(complete),
+        Err(error) if is_located(&mirror) => {
+            tracing::warn!("{source} is restored without the secret of its mirror: {error}");
+            Some(mirror)
+        }
+        Err(error) => {
+            tracing::warn!("{source} is served without its mirror: {error}");
+            None
+        }
     });
     request
 }
