@@ -152,9 +152,14 @@ pub fn resolve(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Whether a bdnfs mount is at `path`.
+/// Whether a bdnfs mount is where `path` leads to, as far as can be told.
 pub fn is_mounted(path: &Path) -> bool {
-    resolve(path).is_ok_and(|path| mounts::at(&path).is_ok_and(|found| found.is_some_and(|at| at.ours())))
+    resolve(path).is_ok_and(|path| is_ours(&path).is_ok_and(|is_ours| is_ours))
+}
+
+/// Whether a bdnfs mount is at `path`, which is [resolved](resolve).
+pub fn is_ours(path: &Path) -> Result<bool> {
+    Ok(mounts::at(path)?.is_some_and(|mounted| mounted.ours()))
 }
 
 /// Checks that this process may use FUSE.

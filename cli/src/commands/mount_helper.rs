@@ -10,7 +10,6 @@ use bdnfs::source::Uri;
 use bdnfs_agent::api::MountInfo;
 use bdnfs_agent::api::client::Client;
 use bdnfs_agent::runtime;
-use bdnfs_fs::mounts;
 use clap::{ArgAction, Args, FromArgMatches, Parser};
 
 use crate::commands::mount::{self, MountArgs};
@@ -105,7 +104,7 @@ fn run(args: MountArgs, verbose: u8) -> Result<()> {
 /// The mount of `uri` on `path`, if it is there and alive: `mount -a` asks for it again.
 fn find(uri: &Uri, path: &Path) -> Result<Option<(Client, MountInfo)>> {
     let path = mountpoint::resolve(path)?;
-    if !mounts::at(&path)?.is_some_and(|mounted| mounted.ours()) {
+    if !mountpoint::is_ours(&path)? {
         return Ok(None);
     }
     let MountHealth::Alive(socket) = probe::mount(&path) else { return Ok(None) };

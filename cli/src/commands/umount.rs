@@ -44,7 +44,7 @@ pub fn run(args: &UnmountArgs) -> Result<()> {
             return if runtime::block_on(forget_lost(&path))? { Ok(()) } else { Err(missing) };
         }
     };
-    if !is_ours(&path)? {
+    if !mountpoint::is_ours(&path)? {
         if runtime::block_on(forget_lost(&path))? {
             return Ok(());
         }
@@ -62,15 +62,10 @@ pub fn run(args: &UnmountArgs) -> Result<()> {
         }
         thread::sleep(BUSY_RETRY_PAUSE);
         // Somebody else may have unmounted it, and what it had covered is there.
-        if !is_ours(&path)? {
+        if !mountpoint::is_ours(&path)? {
             return Ok(());
         }
     }
-}
-
-/// Whether a bdnfs mount is at `path`.
-fn is_ours(path: &Path) -> Result<bool> {
-    Ok(mounts::at(path)?.is_some_and(|mounted| mounted.ours()))
 }
 
 /// Unmounts the bdnfs mount at `path`. False where it is in use.
