@@ -13,6 +13,16 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 /// How long any command may take before the test fails instead of hanging. Far above what any takes.
 const EVENTUALLY_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// The most memory that the process `pid` has had, in bytes (proc_pid_status(5)).
+///
+/// # Panics
+/// When there is none.
+pub fn peak_memory(pid: Pid) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).expect("a process");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+}
+
 /// Waits for `child`.
 ///
 /// # Panics

@@ -86,3 +86,11 @@ impl Default for TestEnv {
         Self::new()
     }
 }
+
+/// A machine, and a directory of it with a tree, to be mounted.
+pub fn machine_with_tree() -> (Machine, PathBuf) {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    tree::write_tree(&source);
+    (machine, source)
+}

@@ -10,7 +10,7 @@ use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::{is_mounted, unmount};
 use bdnfs_tests::process::{eventually, wait_for_exit};
 use bdnfs_tests::s3::Keys;
-use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::test_env::{TestEnv, machine_with_tree};
 use bdnfs_tests::tools::{cannot_run, program, run, with_timeout};
 use bdnfs_tests::tree::{assert_same, assert_same_tree, regular_files, write_file, write_tree};
 use bdnfs_tests::web::{WebDialect, WebServer};
@@ -19,21 +19,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A machine, and a local source with a tree.
-fn local() -> (Machine, std::path::PathBuf) {
-    let machine = Machine::new();
-    let source = machine.directory("source");
-    write_tree(&source);
-    (machine, source)
-}
-
 fn text(path: &Path) -> &str {
     path.to_str().expect("ours are text")
 }
 
 #[test]
 fn mount_of_local_directory_by_path_or_url_equals_source() {
-    let (machine, source) = local();
+    let (machine, source) = machine_with_tree();
     let by_path = machine.mount(&source, "by path");
     let by_url = machine.mount(format!("file://{}", source.display()), "by-url");
     assert_same_tree(&source, &by_path);
@@ -45,7 +37,7 @@ fn mount_of_local_directory_by_path_or_url_equals_source() {
 
 #[test]
 fn messages_on_a_full_disk_change_no_outcome() {
-    let (machine, source) = local();
+    let (machine, source) = machine_with_tree();
     let full = || fs::File::options().write(true).open("/dev/full").unwrap();
     let exits_with = |arguments: &[&str]| {
         let mut command = machine.command(arguments);
@@ -179,7 +171,7 @@ fn mount_with_keys_shows_no_secret() {
 
 #[test]
 fn mount_of_bad_source_fails_in_one_line() {
-    let (machine, source) = local();
+    let (machine, source) = machine_with_tree();
     let point = machine.directory("mnt");
     let fails = |source: &str, options: &[&str], words: &[&str]| {
         machine.try_mount(source, &point, options).fails(words);
@@ -199,7 +191,7 @@ fn mount_of_bad_source_fails_in_one_line() {
 
 #[test]
 fn mount_on_used_mount_point_is_refused() {
-    let (machine, source) = local();
+    let (machine, source) = machine_with_tree();
     let point = machine.mount(&source, "mnt");
     machine.try_mount(&source, &point, &[]).fails(&[text(&point), "mounted"]);
     assert_same_tree(&source, &point);
@@ -234,7 +226,7 @@ fn mount_with_invalid_key_names_it() {
 
 #[test]
 fn umount_of_busy_mount_names_the_process() {
-    let (machine, source) = local();
+    let (machine, source) = machine_with_tree();
     let point = machine.mount(&source, "mnt");
     let mut holder = program("sleep").arg("1000").current_dir(point.join("names")).spawn().unwrap();
     let ran = machine.run(&["umount", text(&point)]);
@@ -248,7 +240,7 @@ fn umount_of_busy_mount_names_the_process() {
 
 #[test]
 fn umount_of_a_mount_that_others_depend_on_names_them() {
-    let (machine, source) = local();
+    let (machine, source) = machine_with_tree();
     let image = File::create(source.join("image")).unwrap();
     image.set_len(8 << 20).unwrap();
     run(program("mkfs.ext4").args(["-q", "-F"]).arg(source.join("image")));
@@ -269,7 +261,7 @@ fn umount_of_a_mount_that_others_depend_on_names_them() {
 
 #[test]
 fn mount_with_piped_output_returns() {
-    let (machine, source) = local();
+    let (machine, source) = machine_with_tree();
     let point = machine.directory("mnt");
     let mut command =
         machine.command(&["mount", text(&source), text(&point), "--cache-dir", text(machine.cache())]);
@@ -291,7 +283,7 @@ fn foreground(machine: &Machine, source: &Path, point: &Path) -> Child {
 #[test]
 fn mount_foreground_on_signal_unmounts() {
     for signal in [Signal::TERM, Signal::INT] {
-        let (machine, source) = local();
+        let (machine, source) = machine_with_tree();
         let point = machine.directory("mnt");
         let mut child = foreground(&machine, &source, &point);
         assert_same_tree(&source, &point);
@@ -304,7 +296,7 @@ fn mount_foreground_on_signal_unmounts() {
 
 #[test]
 fn mount_foreground_on_umount_ends() {
-    let (machine, source) = local();
+    let (machine, source) = machine_with_tree();
     let point = machine.directory("mnt");
     let mut child = foreground(&machine, &source, &point);
     machine.umount(&point);
@@ -313,7 +305,7 @@ fn mount_foreground_on_umount_ends() {
 
 #[test]
 fn agent_on_sigterm_unmounts_all() {
-    let (machine, source) = local();
+    let (machine, source) = machine_with_tree();
     let points = ["one", "two"].map(|name| machine.mount(&source, name));
     for pid in machine.agent_pids() {
         kill_process(pid, Signal::TERM).unwrap();
@@ -324,7 +316,7 @@ fn agent_on_sigterm_unmounts_all() {
 
 #[test]
 fn mount_on_system_umount_ends() {
-    let (machine, source) = local();
+    let (machine, source) = machine_with_tree();
     let point = machine.mount(&source, "mnt");
     unmount(&point);
     eventually("the agent ends with its last mount", || machine.agent_pids().is_empty());
@@ -332,7 +324,7 @@ fn mount_on_system_umount_ends() {
 
 #[test]
 fn status_with_mounts_lists_mounts_and_cache() {
-    let (machine, source) = local();
+    let (machine, source) = machine_with_tree();
     let cache = text(machine.cache());
     assert_eq!(machine.run(&["status", "--json", "--cache-dir", cache]).code, Some(0));
     let point = machine.mount_with(&source, "mnt", &["--wait"]);

@@ -9,10 +9,9 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
-use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::is_mounted;
 use bdnfs_tests::process::eventually;
-use bdnfs_tests::tree::write_tree;
+use bdnfs_tests::test_env::machine_with_tree;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 /// Keeps the mount at `point` in use by no process, as a path does that the kernel walks just then: by a descriptor on its way through a
@@ -30,9 +29,7 @@ fn look_at(point: &Path) -> UnixStream {
 
 #[test]
 fn umount_of_a_mount_that_is_only_looked_at_waits_for_the_look() {
-    let machine = Machine::new();
-    let source = machine.directory("source");
-    write_tree(&source);
+    let (machine, source) = machine_with_tree();
     let point = machine.mount(&source, "mnt");
     let umount = ["umount", point.to_str().unwrap()];
     let look = look_at(&point);

@@ -1,16 +1,14 @@
 //! Mounts that were moved to another path (`mount --move`).
 
-use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::{is_mounted, unmount};
 use bdnfs_tests::process::eventually;
-use bdnfs_tests::tree::{assert_same_tree, write_tree};
+use bdnfs_tests::test_env::machine_with_tree;
+use bdnfs_tests::tree::assert_same_tree;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change, mount_move};
 
 #[test]
 fn moved_mount_reads_right_and_is_unmounted_at_its_new_path() {
-    let machine = Machine::new();
-    let source = machine.directory("source");
-    write_tree(&source);
+    let (machine, source) = machine_with_tree();
     // What lies on a shared mount can't be moved.
     let private = machine.directory("private");
     mount("none", &private, "tmpfs", MountFlags::empty(), c"").unwrap();

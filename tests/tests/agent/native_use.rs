@@ -10,6 +10,7 @@ use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::{drop_caches, is_mounted, unmount};
 use bdnfs_tests::process::eventually;
 use bdnfs_tests::rot::largest_files;
+use bdnfs_tests::test_env::machine_with_tree;
 use bdnfs_tests::tree::{assert_same, assert_same_tree, write_file, write_tree};
 
 /// The output of `command`, which succeeds.
@@ -85,9 +86,7 @@ fn native_mount_read_by_sixteen_processes_equals_the_original() {
 
 #[test]
 fn native_mount_under_eviction_pressure_keeps_its_blobs_until_no_namespace_shows_it() {
-    let machine = Machine::new();
-    let source = machine.directory("source");
-    write_tree(&source);
+    let (machine, source) = machine_with_tree();
     write_file(&source, "large", 3 * MIB + 17);
     let agent = machine.agent("cache_size = \"24MiB\"");
     let point = machine.mount_with(&source, "model", &["--wait", "--via", "native"]);

@@ -11,7 +11,7 @@ use bdnfs_tests::mounts::{is_local, is_mounted};
 use bdnfs_tests::process::{eventually, kill_and_wait, wait_for_exit};
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::s3::Keys;
-use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::test_env::{TestEnv, machine_with_tree};
 use bdnfs_tests::tree::{assert_same, assert_same_file, assert_same_tree, write_tree};
 
 const GONE: NetworkFault =
@@ -142,9 +142,7 @@ fn agent_restarted_resolves_secrets_again() {
 
 #[test]
 fn mount_that_cannot_be_restored_is_reported_and_removable() {
-    let machine = Machine::new();
-    let source = machine.directory("source");
-    write_tree(&source);
+    let (machine, source) = machine_with_tree();
     let agent = machine.agent("");
     let point = machine.mount_with(&source, "mnt", &["--wait"]);
     agent.stop();
@@ -180,9 +178,7 @@ fn mount_that_cannot_be_restored_is_reported_and_removable() {
 
 #[test]
 fn mount_whose_record_cannot_be_read_is_reported_until_it_is_unmounted() {
-    let machine = Machine::new();
-    let source = machine.directory("source");
-    write_tree(&source);
+    let (machine, source) = machine_with_tree();
     for (number, (content, survives)) in [("", true), ("{", false)].into_iter().enumerate() {
         let agent = machine.agent("");
         let point = machine.mount(&source, &format!("mnt{number}"));
@@ -208,9 +204,7 @@ fn mount_whose_record_cannot_be_read_is_reported_until_it_is_unmounted() {
 
 #[test]
 fn wait_for_a_mount_whose_agent_is_gone_says_so() {
-    let machine = Machine::new();
-    let source = machine.directory("source");
-    write_tree(&source);
+    let (machine, source) = machine_with_tree();
     let point = machine.mount(&source, "mnt");
     // First, or it would start the next agent.
     machine.kill_fdstore();
@@ -221,9 +215,7 @@ fn wait_for_a_mount_whose_agent_is_gone_says_so() {
 
 #[test]
 fn umount_of_what_an_agent_with_a_socket_of_its_own_has_lost_ends_it() {
-    let machine = Machine::new();
-    let source = machine.directory("source");
-    write_tree(&source);
+    let (machine, source) = machine_with_tree();
     let config = format!("socket = {:?}", machine.directory("run").join("own.sock"));
     let agent = machine.agent(&config);
     let [dead, lost, kept] = ["dead", "lost", "kept"].map(|name| machine.mount(&source, name));

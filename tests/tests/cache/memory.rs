@@ -1,13 +1,13 @@
 //! The agent's memory while it fetches.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
 use bdnfs_tests::MIB;
-use bdnfs_tests::agent::AgentProcess;
+use bdnfs_tests::process::peak_memory;
 use bdnfs_tests::proxy::NetworkFault;
 use bdnfs_tests::test_env::TestEnv;
 
@@ -19,13 +19,6 @@ const RECENT_MIB: u64 = 64 + 48;
 const OTHER_MIB: u64 = 32;
 const FILES: usize = 16;
 const FILE_BYTES: usize = 24 * MIB;
-
-/// The most memory that the agent has had, in MiB.
-fn peak_mib(agent: &AgentProcess) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", agent.pid().as_raw_nonzero())).unwrap();
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    peak.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
-}
 
 /// Reads the file at `path` with pauses, and returns how many of its pieces are those of `bytes`.
 fn read_slowly(path: &Path, bytes: &[u8]) -> usize {
@@ -48,7 +41,7 @@ fn fetches_of_many_readers_and_a_stage_keep_to_the_agents_memory() {
     let agent = env.machine.agent(&format!("memory = \"{MEMORY_MIB}M\""));
     let staged = env.machine.mount("s3://bucket/staged", "staged");
     let point = env.machine.mount("s3://bucket/read", "read");
-    let before = peak_mib(&agent);
+    let before = peak_memory(agent.pid()) >> 20;
     thread::scope(|scope| {
         let stage = scope.spawn(|| env.machine.run(&["wait".as_ref(), staged.as_os_str()]));
         let readers = read.iter().enumerate().map(|(number, bytes)| {
@@ -60,7 +53,8 @@ fn fetches_of_many_readers_and_a_stage_keep_to_the_agents_memory() {
         }
         stage.join().unwrap().succeeds();
     });
-    let (peak, bound) = (peak_mib(&agent), before + MEMORY_MIB * 3 / 2 + RECENT_MIB + OTHER_MIB);
+    let (peak, bound) =
+        (peak_memory(agent.pid()) >> 20, before + MEMORY_MIB * 3 / 2 + RECENT_MIB + OTHER_MIB);
     assert!(peak <= bound, "{peak} MiB, of which {before} before; at most {bound} were to be used");
     agent.stop();
 }

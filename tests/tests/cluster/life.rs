@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bdnfs_tests::process::peak_memory;
+use rustix::process::getpid;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
@@ -166,7 +168,7 @@ impl ClusterLife {
         let stats = self.sim.stats();
         let sum = |of: fn(&SimStats) -> u64| stats.iter().map(of).sum::<u64>() as f64;
         let (read, due, all) = (sum(|t| t.read), sum(|t| t.due), stats.len() as f64 * BLOCKS_PER_BLOB as f64);
-        let (seed, slowest, peak) = (self.seed, self.sim.slowest(), peak());
+        let (seed, slowest, peak) = (self.seed, self.sim.slowest(), peak_memory(getpid()));
         println!(
             "seed {seed}: read {:.3} times, due {:.3}, {:.3} of it; a node took {slowest} s at most; {} MiB at most",
             read / all,
@@ -183,13 +185,6 @@ impl ClusterLife {
         // All nodes and what models the rest, a MiB each.
         assert!(peak < (self.nodes as u64) << 20, "seed {seed}: {} MiB", peak >> 20);
     }
-}
-
-/// The most memory that this process has had, in bytes.
-fn peak() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").expect("a process");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
-    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
 }
 
 #[tokio::test(start_paused = true)]

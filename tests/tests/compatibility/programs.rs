@@ -4,8 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use bdnfs_tests::MIB;
-use bdnfs_tests::machine::Machine;
-use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::test_env::{TestEnv, machine_with_tree};
 use bdnfs_tests::tools::{program, python, run};
 use bdnfs_tests::tree::{assert_same, assert_same_tree, write_file, write_odd_tree, write_tree};
 
@@ -76,9 +75,7 @@ fn safetensors_of_cold_model_loads_all_tensors() {
 
 #[test]
 fn coreutils_tar_and_rsync_of_mount_equal_original() {
-    let machine = Machine::new();
-    let source = machine.directory("source");
-    write_tree(&source);
+    let (machine, source) = machine_with_tree();
     write_odd_tree(&source);
     write_file(&source, "large", 20 * MIB);
     let sums = "find . -type f -print0 | sort -z | xargs -0 sha256sum -z";

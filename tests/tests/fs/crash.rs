@@ -7,10 +7,9 @@ use std::thread::{self, sleep};
 use std::time::Duration;
 
 use bdnfs_tests::MIB;
-use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::is_mounted;
 use bdnfs_tests::proxy::NetworkFault;
-use bdnfs_tests::test_env::TestEnv;
+use bdnfs_tests::test_env::{TestEnv, machine_with_tree};
 use bdnfs_tests::tree::{Rng, assert_same, assert_same_tree, write_tree};
 
 #[test]
@@ -48,9 +47,7 @@ fn prefix(original: &Path, mounted: &Path) {
 
 #[test]
 fn mount_point_of_dead_agent_is_replaced() {
-    let machine = Machine::new();
-    let source = machine.directory("source");
-    write_tree(&source);
+    let (machine, source) = machine_with_tree();
     let point: PathBuf = machine.mount(&source, "mnt");
     machine.crash();
     assert!(fs::read_dir(&point).is_err());

@@ -7,9 +7,8 @@ use std::os::unix::fs::{DirEntryExt, MetadataExt, PermissionsExt, symlink};
 
 use bdnfs_tests::machine::Machine;
 use bdnfs_tests::mounts::{is_local, xattr};
-use bdnfs_tests::tree::{
-    Rng, assert_same_tree, regular_files, total_bytes, write_file, write_odd_tree, write_tree,
-};
+use bdnfs_tests::test_env::machine_with_tree;
+use bdnfs_tests::tree::{Rng, assert_same_tree, regular_files, total_bytes, write_file, write_odd_tree};
 use rustix::fs::{RawDir, SeekFrom, Timestamps, XattrFlags, seek, utimensat};
 use rustix::io::Errno;
 
@@ -19,9 +18,7 @@ fn raw_errno<T: std::fmt::Debug>(result: io::Result<T>) -> Option<Errno> {
 
 #[test]
 fn write_calls_on_mount_fail_with_erofs() {
-    let machine = Machine::new();
-    let source = machine.directory("source");
-    write_tree(&source);
+    let (machine, source) = machine_with_tree();
     let point = machine.mount(&source, "mnt");
     let (old, new, dir) = (point.join("config.json"), point.join("new"), point.join("names"));
     let now =
@@ -55,9 +52,7 @@ fn write_calls_on_mount_fail_with_erofs() {
 
 #[test]
 fn missing_path_fails_as_on_ext4() {
-    let machine = Machine::new();
-    let source = machine.directory("source");
-    write_tree(&source);
+    let (machine, source) = machine_with_tree();
     let point = machine.mount(&source, "mnt");
     assert_eq!(raw_errno(File::open(point.join("nobody"))), Some(Errno::NOENT));
     assert_eq!(raw_errno(File::open(point.join("config.json/below"))), Some(Errno::NOTDIR));
@@ -68,9 +63,7 @@ fn missing_path_fails_as_on_ext4() {
 
 #[test]
 fn names_links_and_modes_equal_the_original() {
-    let machine = Machine::new();
-    let source = machine.directory("source");
-    write_tree(&source);
+    let (machine, source) = machine_with_tree();
     write_odd_tree(&source);
     let point = machine.mount(&source, "mnt");
     assert_same_tree(&source, &point);
@@ -86,9 +79,7 @@ fn names_links_and_modes_equal_the_original() {
 
 #[test]
 fn readdir_entries_agree_with_stat() {
-    let machine = Machine::new();
-    let source = machine.directory("source");
-    write_tree(&source);
+    let (machine, source) = machine_with_tree();
     write_odd_tree(&source);
     let point = machine.mount(&source, "mnt");
     for directory in [point.clone(), point.join("names"), point.join("sizes")] {
@@ -169,9 +160,7 @@ fn xattrs_of_file_have_digest_source_and_local_bytes() {
 
 #[test]
 fn statfs_of_mount_has_the_size_of_the_tree() {
-    let machine = Machine::new();
-    let source = machine.directory("source");
-    write_tree(&source);
+    let (machine, source) = machine_with_tree();
     let point = machine.mount(&source, "mnt");
     let stat = rustix::fs::statvfs(&point).unwrap();
     assert!(
@@ -186,9 +175,7 @@ fn statfs_of_mount_has_the_size_of_the_tree() {
 
 #[test]
 fn mount_with_owner_and_access_options_applies_them() {
-    let machine = Machine::new();
-    let source = machine.directory("source");
-    write_tree(&source);
+    let (machine, source) = machine_with_tree();
     let point = machine.mount_with(&source, "mnt", &["--uid", "12", "--gid", "34", "--allow-other"]);
     let meta = fs::metadata(point.join("config.json")).unwrap();
     assert_eq!((meta.uid(), meta.gid()), (12, 34));

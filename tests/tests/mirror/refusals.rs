@@ -80,6 +80,11 @@ fn mirror_of_another_version_or_kind_is_refused_by_every_command() {
     agent.stop();
 }
 
+fn assert_little_was_fetched(env: &TestEnv) {
+    let fetched = env.s3.requests.of(Method::GET, |path| path.contains("/manifests/"));
+    assert!(fetched.bytes <= 64 << 20, "{} bytes of it were fetched", fetched.bytes);
+}
+
 #[test]
 fn object_that_is_no_manifest_is_refused_after_its_first_bytes() {
     let env = TestEnv::new();
@@ -90,8 +95,7 @@ fn object_that_is_no_manifest_is_refused_after_its_first_bytes() {
     let line =
         env.machine.try_mount("s3://bucket", &env.machine.directory("mnt"), &["--mirror", "s3://mirror"]);
     assert!(line.err.contains("it does not begin like one"), "{}", line.err);
-    let fetched = env.s3.requests.of(Method::GET, |path| path.contains("/manifests/"));
-    assert!(fetched.bytes <= 64 << 20, "{} bytes of it were fetched", fetched.bytes);
+    assert_little_was_fetched(&env);
 }
 
 /// The header of a manifest of `len` bytes in all: with a root, and strings.
@@ -116,6 +120,5 @@ fn manifest_above_its_largest_size_is_refused_after_its_first_bytes() {
         .try_mount("s3://bucket", &env.machine.directory("mnt"), &["--mirror", "s3://mirror"])
         .fails(&["a manifest has 8589934592 bytes, and 4294967296 at the most"]);
     run(&env.machine, "mirror verify --mirror s3://mirror").fails(&["4294967296 at the most"]);
-    let fetched = env.s3.requests.of(Method::GET, |path| path.contains("/manifests/"));
-    assert!(fetched.bytes <= 64 << 20, "{} bytes of it were fetched", fetched.bytes);
+    assert_little_was_fetched(&env);
 }
