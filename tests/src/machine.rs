@@ -245,11 +245,17 @@ impl Machine {
 
     /// Kills the savers of this machine's jobs, also one that was just started and has not named itself yet. A living agent starts others.
     pub fn kill_savers(&self) {
-        let unnamed = || {
-            let is_log = |path: &Path| path.ends_with("saver.log") && self.is_own(path);
-            processes_with_open(|name| name == "exe", is_log)
-        };
-        kill_until_none("its savers are gone", || [self.savers(), unnamed()].concat());
+        kill_until_none("its savers are gone", || [self.savers(), self.starting_savers()].concat());
+    }
+
+    /// What writes to the log of a saver and is neither the agent that opened it nor a test that reads it. Its name says nothing: the
+    /// thread that started it gave it its own, which it has for a moment after its start has returned.
+    fn starting_savers(&self) -> Vec<Pid> {
+        let is_log = |path: &Path| path.ends_with("saver.log") && self.is_own(path);
+        let agents = self.agent_pids();
+        let mut starting = processes_with_open(|_| true, is_log);
+        starting.retain(|pid| !agents.contains(pid) && *pid != rustix::process::getpid());
+        starting
     }
 
     /// Whether a path is on this machine.
