@@ -15,7 +15,7 @@ pub fn program(name: &str) -> Command {
     let path = env::var_os("PATH").unwrap_or_default();
     let found = env::split_paths(&path).map(|directory| directory.join(name)).find(|file| file.is_file());
     Command::new(
-        found.unwrap_or_else(|| panic!("{name} is not installed; scripts/test installs what the tests need")),
+        found.unwrap_or_else(|| panic!("{name} is not installed; scripts/setup installs what the tests need")),
     )
 }
 
@@ -25,7 +25,7 @@ pub fn program(name: &str) -> Command {
 /// When it is not there.
 pub fn python_path() -> PathBuf {
     let python = target().parent().expect("a directory above the profile's").join("venv/bin/python3");
-    assert!(python.exists(), "{} is missing; scripts/test makes it", python.display());
+    assert!(python.exists(), "{} is missing; scripts/setup makes it", python.display());
     python
 }
 

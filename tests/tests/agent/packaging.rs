@@ -40,7 +40,7 @@ fn systemd_unit_started_notifies_readiness() {
 #[test]
 fn systemd_unit_verified_has_no_complaints() {
     if !Path::new("/usr/bin/systemd-analyze").exists() {
-        return cannot_run("systemd-analyze is missing; scripts/test installs the package systemd");
+        return cannot_run("systemd-analyze is missing; scripts/setup installs the package systemd");
     }
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path().join("bdnfs-agent.service");

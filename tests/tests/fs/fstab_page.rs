@@ -73,7 +73,7 @@ fn fstab_page_blocks_run_from_nothing_to_a_mount() {
 /// Asserts that systemd finds nothing wrong with a mount unit.
 fn mount_unit(text: &str) {
     if !Path::new("/usr/bin/systemd-analyze").exists() {
-        return cannot_run("systemd-analyze is missing; scripts/test installs the package systemd");
+        return cannot_run("systemd-analyze is missing; scripts/setup installs the package systemd");
     }
     let directory = tempfile::tempdir().unwrap();
     let unit = directory.path().join("mnt-llama.mount");

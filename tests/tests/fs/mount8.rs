@@ -115,7 +115,7 @@ fn mount8_failure_exits_with_the_codes_of_mount8() {
 #[test]
 fn systemd_unit_of_an_fstab_line_waits_for_the_agent() {
     if !Path::new(GENERATOR).exists() {
-        return cannot_run("systemd-fstab-generator is missing; scripts/test installs the package systemd");
+        return cannot_run("systemd-fstab-generator is missing; scripts/setup installs the package systemd");
     }
     let machine = Machine::new();
     let options =
