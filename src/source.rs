@@ -39,6 +39,6 @@ pub use hub_uri::HubKind;
 pub(crate) use identity::{HUB_DEFAULT_REVISION, tree_identity};
 pub use patterns::Patterns;
 pub(crate) use patterns::Selection;
-pub use secret::{Secret, SecretStore, SharedSecrets};
+pub use secret::{Secret, SecretJsonError, SecretStore, SharedSecrets};
 pub use tree_layout::TreeLayout;
 pub use uri::Uri;

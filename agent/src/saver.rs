@@ -29,6 +29,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bdnfs::error::{Error, Kind, Result};
+use bdnfs::source::SecretJsonError;
 use bdnfs::volume::{Scan, VolumeDirectory, ignore_lease_signal};
 use rustix::fs::FlockOperation;
 use tokio::task::LocalSet;
@@ -127,7 +128,8 @@ pub fn run() -> Result<()> {
     runtime::lower_session_priority();
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).context("cannot read the saver's order")?;
-    let order: SaveOrder = serde_json::from_str(&line).context("the saver's order is invalid")?;
+    let order = serde_json::from_str(&line).map_err(SecretJsonError::from);
+    let order: SaveOrder = order.context("the saver's order is invalid")?;
     drop(line);
     let path = order.volume.join(SAVER_LOCK_FILE);
     let lock = File::options().create(true).truncate(false).write(true).open(&path);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -34,6 +35,29 @@ impl fmt::Display for Secret {
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
+    }
+}
+
+/// An error of JSON that may hold secrets. Its text repeats no value, as the parser's own does, which may be a secret at the wrong place.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct SecretJsonError(String);
+
+impl From<serde_json::Error> for SecretJsonError {
+    fn from(error: serde_json::Error) -> Self {
+        let text = error.to_string();
+        let is_plain = text.starts_with("missing field") || text.starts_with("unknown field");
+        Self(if is_plain {
+            text
+        } else {
+            format!("line {} column {}: invalid value or type", error.line(), error.column())
+        })
+    }
+}
+
+impl From<SecretJsonError> for io::Error {
+    fn from(error: SecretJsonError) -> Self {
+        Self::new(io::ErrorKind::InvalidData, error)
     }
 }
 
@@ -113,5 +137,21 @@ impl fmt::Display for SecretStore {
             Self::Directory(path) => write!(f, "the directory {}", path.display()),
             Self::File(path) => write!(f, "the file {}", path.display()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_of_secret_json_repeats_no_value() {
+        let text = r#"{"name": 1, "store": "hush"}"#;
+        let parse = serde_json::from_str::<BTreeMap<String, u32>>;
+        let error = parse(text).expect_err("a string is no number");
+        assert!(error.to_string().contains("hush"), "{error}");
+        let error = SecretJsonError::from(error);
+        assert_eq!(error.to_string(), "line 1 column 27: invalid value or type");
+        assert_eq!(io::Error::from(error).to_string(), "line 1 column 27: invalid value or type");
     }
 }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::Result;
-use bdnfs::source::Secret;
+use bdnfs::source::{Secret, SecretJsonError};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -194,7 +194,8 @@ fn receive<T: DeserializeOwned>() -> Result<Option<T>> {
     if !line.ends_with('\n') {
         return Ok(None);
     }
-    serde_json::from_str(&line).map(Some).context("the job's start request is invalid")
+    let received = serde_json::from_str(&line).map_err(SecretJsonError::from);
+    received.map(Some).context("the job's start request is invalid")
 }
 
 /// The lock of the job, which is the standard error at first; then that is /dev/null.

@@ -15,6 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bdnfs::cache::eviction::EvictionPause;
 use bdnfs::error::Kind;
 use bdnfs::snapshot::Snapshot;
+use bdnfs::source::SecretJsonError;
 use bdnfs::task::blocking;
 use bdnfs_fs::handover::MountDescriptors;
 use bdnfs_fs::mounts;
@@ -134,7 +135,7 @@ fn with_stored(
     let Some(StoredMount { request, descriptors, .. }) = stored.remove(&record.id) else {
         return (record, bare, None);
     };
-    match serde_json::from_str::<MountRequest>(&request) {
+    match serde_json::from_str::<MountRequest>(&request).map_err(SecretJsonError::from) {
         Ok(request) => {
             // The agent that stored it may have lacked them already.
             let access = &request.weights.access;

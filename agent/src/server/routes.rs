@@ -9,6 +9,7 @@ use axum::handler::Handler;
 use axum::http::{Method, Uri};
 use axum::routing::{MethodFilter, on};
 use bdnfs::error::Kind;
+use bdnfs::source::SecretJsonError;
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
@@ -124,16 +125,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
         if let (Ok(_), Some(key)) = (&parsed, unknown) {
             return Err(invalid(format!("unknown key {key}")));
         }
-        parsed.map(Self).map_err(|e| {
-            let text = e.to_string();
-            // Most other messages repeat a value, which may be a secret at the wrong place.
-            let is_plain = text.starts_with("missing field") || text.starts_with("unknown field");
-            invalid(if is_plain {
-                text
-            } else {
-                format!("line {} column {}: invalid value or type", e.line(), e.column())
-            })
-        })
+        parsed.map(Self).map_err(|e| invalid(SecretJsonError::from(e).to_string()))
     }
 }
 
