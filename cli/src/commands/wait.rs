@@ -108,7 +108,9 @@ async fn mount(path: &Path, until: WaitCondition, verify: bool) -> Result<()> {
     };
     let client = Client::new(socket);
     let status = client.status().await?;
-    let Some(mount) = status.at(&path) else { bail!("{}: not mounted any more", path.display()) };
+    let Some(mount) = status.at(&path) else {
+        bail!("{}: moved, bound, or being unmounted; its agent has it at another path", path.display())
+    };
     let id = mount.mounted.id;
     if until != WaitCondition::Ready {
         return Ok(client.await_end(id).await?);

@@ -17,9 +17,14 @@ fn moved_mount_reads_right_and_is_unmounted_at_its_new_path() {
     let new = machine.directory("private/new");
     mount_move(&old, &new).unwrap();
     assert_same_tree(&source, &new);
-    let status = machine.run(&["status"]).out;
-    let row = status.lines().find(|line| line.contains(new.to_str().unwrap())).unwrap_or_default();
-    assert!(row.contains("moved, bound, or being unmounted"), "{status}");
+    // An agent that is slow to answer is not known to have moved.
+    eventually("it is listed as moved", || {
+        let status = machine.run(&["status"]).out;
+        let row = status.lines().find(|line| line.contains(new.to_str().unwrap()));
+        row.is_some_and(|row| row.contains("moved, bound, or being unmounted"))
+    });
+    let waited = machine.run(&["wait", new.to_str().unwrap(), "--timeout", "10s"]);
+    waited.fails(&["moved, bound, or being unmounted"]);
     machine.umount(&new);
     eventually("its agent ends with it", || machine.agent_pids().is_empty());
     assert!(!is_mounted(&old));
