@@ -19,6 +19,28 @@
 //!
 //! The driver has no privileges and keeps nothing: all work is the agent's, which goes on when a call is given up, and is joined
 //! when the kubelet calls again.
+//!
+//! The controller, which keeps nothing, until somebody has connected to it:
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use bdnfs_csi::{DRIVER_NAME, serve_controller};
+//! use tokio::net::UnixStream;
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let home = tempfile::tempdir()?;
+//! let endpoint = home.path().join("csi.sock");
+//! serve_controller(DRIVER_NAME.into(), &endpoint, async {
+//!     while UnixStream::connect(&endpoint).await.is_err() {
+//!         tokio::time::sleep(Duration::from_millis(10)).await;
+//!     }
+//! })
+//! .await?;
+//! # Ok(())
+//! # }
+//! ```
 
 mod api_server;
 mod call_deadline;
