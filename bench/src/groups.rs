@@ -8,8 +8,8 @@ use clap::ValueEnum;
 use crate::lab::BenchEnv;
 use crate::report::BenchReport;
 use crate::{
-    agent, cluster, cold, cost, hooks, instructions, limits, loaders, local, memory, mirror, peer, rivals,
-    small, staging, volumes,
+    agent, cluster, cold, cost, hooks, instructions, limits, loaders, local, memory, mirror, native, peer,
+    rivals, small, staging, volumes,
 };
 
 /// A group of rows. They are measured in this order: what users ask for first comes first.
@@ -45,6 +45,8 @@ pub enum GroupName {
     Cost,
     /// Many small files, beside the disk's own file system
     Small,
+    /// Many small files that the kernel serves alone, beside two other file systems
+    Native,
     /// The memory of a tree of a million files
     Memory,
 }
@@ -68,7 +70,7 @@ impl GroupName {
             Self::Cold => 8,
             Self::Cost | Self::Staging => 9,
             Self::Peer => 11,
-            Self::Rivals | Self::Small => 15,
+            Self::Rivals | Self::Small | Self::Native => 15,
             Self::Local | Self::Loaders => 16,
             Self::Mirror => 19,
             Self::Cluster => 23,
@@ -87,6 +89,7 @@ impl GroupName {
             Self::Local => local::measure(lab, report),
             Self::Cold => cold::measure(lab, report),
             Self::Small => small::measure(lab, report),
+            Self::Native => native::measure(lab, report),
             Self::Memory => memory::measure(lab, report),
             Self::Loaders => loaders::measure(lab, report),
             Self::Staging => staging::measure(lab, report),

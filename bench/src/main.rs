@@ -36,6 +36,7 @@ mod machine;
 mod memory;
 mod mirror;
 mod mount;
+mod native;
 mod peer;
 mod probe;
 mod process;

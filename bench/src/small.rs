@@ -26,7 +26,7 @@ const COPY_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long `ls -f` may take.
 const LIST_TIMEOUT: Duration = Duration::from_secs(300);
 /// The size of a small file: a tokenizer's, a label's, a thumbnail's.
-const SMALL_FILE_BYTES: usize = 8 << 10;
+pub(crate) const SMALL_FILE_BYTES: usize = 8 << 10;
 /// The size of a file that is never read.
 const TINY_FILE_BYTES: usize = 1;
 
@@ -42,8 +42,8 @@ enum CacheState {
 }
 
 /// What is done, beginning how.
-struct TreeCase {
-    name: &'static str,
+pub(crate) struct TreeCase {
+    pub(crate) name: &'static str,
     work: TreeWork,
     begin: CacheState,
 }
@@ -59,7 +59,8 @@ const fn case(name: &'static str, work: TreeWork, begin: CacheState) -> TreeCase
     TreeCase { name, work, begin }
 }
 
-const READ: [TreeCase; 5] = [
+/// What is done with files that are local.
+pub(crate) const READ: [TreeCase; 5] = [
     case("open, close; 1 thread, hot", TreeWork::TreeProbe(ProbeKind::Open, 1), CacheState::Hot),
     case("open, close; 2 threads, hot", TreeWork::TreeProbe(ProbeKind::Open, 2), CacheState::Hot),
     case("open, read, close; hot", TreeWork::TreeProbe(ProbeKind::Read, 1), CacheState::Hot),
@@ -86,8 +87,11 @@ const LISTED: [TreeCase; 5] = [
 pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     let (small, listed) = (lab.sizes.small, lab.sizes.listed);
     report.group("small", "Many files", format!("{ABOUT} {small} files; {listed} in the one directory."));
-    with_tree(lab, report, &READ, || SmallFiles::make(lab, small, FILES_IN_DIRECTORY, SMALL_FILE_BYTES))?;
-    with_tree(lab, report, &LISTED, || SmallFiles::make(lab, listed, listed, TINY_FILE_BYTES))
+    let options = &[];
+    with_tree(lab, report, &READ, || {
+        SmallFiles::make(lab, small, FILES_IN_DIRECTORY, SMALL_FILE_BYTES, options)
+    })?;
+    with_tree(lab, report, &LISTED, || SmallFiles::make(lab, listed, listed, TINY_FILE_BYTES, options))
 }
 
 fn with_tree(
@@ -103,8 +107,43 @@ fn with_tree(
     cases.iter().try_for_each(|case| report.measure(case.name, || tree.compare(lab, case)))
 }
 
+/// A file system that a mount of [`SmallFiles`] is compared with.
+pub(crate) trait Baseline {
+    /// How reports call it.
+    fn name(&self) -> &str;
+
+    /// Mounts it anew, where it is mounted: the kernel has nothing of it in memory then but its device's pages.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn mount(&self) -> Result<()>;
+
+    /// The directory with the files.
+    fn directory(&self) -> &Path;
+}
+
+/// The disk's own file system, with the source of the mount.
+struct DiskBaseline<'a> {
+    name: &'a str,
+    source: &'a Path,
+}
+
+impl Baseline for DiskBaseline<'_> {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn mount(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn directory(&self) -> &Path {
+        self.source
+    }
+}
+
 /// A directory with many files.
-struct SmallFiles {
+pub(crate) struct SmallFiles {
     room: TempDir,
     source: PathBuf,
     files: usize,
@@ -113,22 +152,39 @@ struct SmallFiles {
     read: bool,
     /// How many seconds a hot case runs.
     hot: u64,
+    /// The options of `bdnfs mount`.
+    options: &'static [&'static str],
 }
 
 impl SmallFiles {
-    fn make(lab: &BenchEnv, files: usize, per_directory: usize, size: usize) -> Result<Self> {
+    /// Makes `files` of `size` bytes, and mounts them once with `options`.
+    ///
+    /// # Errors
+    /// The disk's, and those of `bdnfs mount`.
+    pub(crate) fn make(
+        lab: &BenchEnv,
+        files: usize,
+        per_directory: usize,
+        size: usize,
+        options: &'static [&'static str],
+    ) -> Result<Self> {
         // Each small file takes a block of 4 KiB at the least, in the source and in the cache, and an inode.
         let room = lab.room("small", 2 * (files * (size + (8 << 10))) as u64)?;
         let source = room.path().join("source");
         data::tree(&source, files, per_directory, size)?;
         let (read, hot) = (size == SMALL_FILE_BYTES, lab.sizes.hot);
-        let tree = Self { room, source, files, per_directory, read, hot };
+        let tree = Self { room, source, files, per_directory, read, hot, options };
         tree.mount(lab)?;
         Ok(tree)
     }
 
     fn mount(&self, lab: &BenchEnv) -> Result<BenchMount> {
-        BenchMount::plain(lab, &self.uri(), self.room.path(), self.read)
+        BenchMount::with_options(lab, &self.uri(), self.room.path(), self.read, self.options)
+    }
+
+    /// The directory that is mounted.
+    pub(crate) fn source(&self) -> &Path {
+        &self.source
     }
 
     /// From the command's start until all files are durable on this machine once more.
@@ -154,24 +210,44 @@ impl SmallFiles {
         format!("file://{}", self.source.display())
     }
 
-    fn compare(&self, lab: &BenchEnv, case: &TreeCase) -> Result<Comparison> {
+    /// Compares the mount with the disk's own file system.
+    ///
+    /// # Errors
+    /// Those of the mount and of what is done in it.
+    pub(crate) fn compare(&self, lab: &BenchEnv, case: &TreeCase) -> Result<Comparison> {
+        self.compare_with(lab, case, &DiskBaseline { name: &lab.native, source: &self.source })
+    }
+
+    /// Compares the mount with another file system that has the same files.
+    ///
+    /// # Errors
+    /// Those of the mount, of the other file system, and of what is done in them.
+    pub(crate) fn compare_with(
+        &self,
+        lab: &BenchEnv,
+        case: &TreeCase,
+        baseline: &dyn Baseline,
+    ) -> Result<Comparison> {
         if case.begin == CacheState::Mounted {
             // What lies below the mount is to be in memory, and so is what it is compared with.
-            self.work(case, &self.source)?;
+            self.work(case, baseline.directory())?;
             self.work(case, self.mount(lab)?.point())?;
         }
         // What is hot is repeated within each turn.
         let turns = if case.begin == CacheState::Hot { lab.sizes.runs } else { lab.sizes.turns_when_noisy() };
         let sides = in_turn(turns, |side| {
             // A new mount for each turn: nothing of the last one is cached in it.
-            let mount = (side == Side::Bdnfs).then(|| self.mount(lab)).transpose()?;
-            let directory = mount.as_ref().map_or(self.source.as_path(), BenchMount::point);
+            let mount = match side {
+                Side::Bdnfs => Some(self.mount(lab)?),
+                Side::Baseline => baseline.mount().map(|()| None)?,
+            };
+            let directory = mount.as_ref().map_or(baseline.directory(), BenchMount::point);
             if case.begin == CacheState::Cold {
                 lab.drop_caches()?;
             }
             self.work(case, directory)
         })?;
-        Ok(Comparison::new(case.name, MeasureUnit::Files, &lab.native, sides))
+        Ok(Comparison::new(case.name, MeasureUnit::Files, baseline.name(), sides))
     }
 
     fn work(&self, case: &TreeCase, directory: &Path) -> Result<f64> {

@@ -1,4 +1,4 @@
-//! Beginning with a training cache on a node that has nothing of it.
+//! Training caches of many files: saved when nothing was changed, and begun on a node that has nothing of them.
 
 use std::time::Instant;
 
@@ -20,10 +20,12 @@ const DISK_BYTES_PER_FILE: usize = 8 << 10;
 /// Seconds until a job runs whose cache has [`LIMIT_FILES`] files, at the most; and of them those that a job takes without a cache.
 const LIMIT_SECONDS: f64 = 2.0;
 const LIMIT_SECONDS_WITHOUT: f64 = 0.5;
-/// The number of files that the limit is for: that of the full size.
+/// Seconds until it is known that nothing is to be saved of a cache that has [`LIMIT_FILES`] files, at the most.
+const UNCHANGED_LIMIT_SECONDS: f64 = 3.0;
+/// The number of files that the limits are for: that of the full size.
 const LIMIT_FILES: f64 = 100_000.0;
 
-/// Seconds until the commands of a job run on a node that has nothing of its training cache.
+/// Seconds of a save of a training cache that was not changed, and until the commands of a job run on a node that has nothing of it.
 ///
 /// # Errors
 /// The disk is too full, or a job does not run.
@@ -35,6 +37,11 @@ pub fn measure(lab: &BenchEnv) -> Result<Rows> {
     data::tree(&node.project_cache(), files, FILES_IN_DIRECTORY, FILE_BYTES)?;
     writer.finish()?;
     node.await_ended(&writer)?;
+    let unchanged = (0..lab.sizes.runs).map(|_| {
+        interrupt::check()?;
+        node.save_unchanged_cache()
+    });
+    let unchanged = unchanged.collect::<Result<_>>()?;
     let mut seconds = Samples::default();
     for _ in 0..lab.sizes.runs {
         interrupt::check()?;
@@ -50,8 +57,14 @@ pub fn measure(lab: &BenchEnv) -> Result<Rows> {
         other.await_ended(&reader)?;
     }
     let share = files as f64 / LIMIT_FILES;
-    let limit = Some(LIMIT_SECONDS_WITHOUT + (LIMIT_SECONDS - LIMIT_SECONDS_WITHOUT) * share);
-    let name = format!("begin elsewhere with {files} files of 4 KiB in the cache");
-    let figure = Figure { limit, ..Figure::new(&name, MeasureUnit::Seconds, seconds) };
-    Ok(Rows { figures: vec![figure], ..Rows::default() })
+    let begin_limit = LIMIT_SECONDS_WITHOUT + (LIMIT_SECONDS - LIMIT_SECONDS_WITHOUT) * share;
+    let figure = |what: &str, seconds, limit| {
+        let name = format!("{what} {files} files of 4 KiB in the cache");
+        Figure { limit: Some(limit), ..Figure::new(&name, MeasureUnit::Seconds, seconds) }
+    };
+    let figures = vec![
+        figure("save unchanged, with", unchanged, UNCHANGED_LIMIT_SECONDS * share),
+        figure("begin elsewhere with", seconds, begin_limit),
+    ];
+    Ok(Rows { figures, ..Rows::default() })
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -190,6 +190,19 @@ impl<'a> VolumesNode<'a> {
     /// It failed.
     pub fn await_ended(&self, job: &WritingJob) -> Result<ProgramOutput> {
         run::run(&mut self.command(&["job", "wait", &job.number]), COMMAND_TIMEOUT)
+    }
+
+    /// Saves the training cache of the project of its jobs, which no job uses and nobody has changed; returns the seconds that it took.
+    ///
+    /// # Errors
+    /// It can't be saved, or was changed.
+    pub fn save_unchanged_cache(&self) -> Result<f64> {
+        let volumes = self.room.path().join("volumes");
+        let mut save = self.command(&["project", "save", "bench", "--json", "--mirror", &self.mirror_url()]);
+        let saved = run::run(save.arg("--volumes-dir").arg(volumes), COMMAND_TIMEOUT)?;
+        let result: Value = serde_json::from_str(&saved.out).context("a save is shown in another format")?;
+        ensure!(result["changed"] == false, "a training cache was not saved when its job ended");
+        Ok(saved.seconds)
     }
 
     /// Waits until what jobs have left is removed, `limit` at the most.
