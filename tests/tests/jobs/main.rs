@@ -7,6 +7,7 @@ mod api;
 mod back_pressure;
 mod begun_caches;
 mod cache_affinity;
+mod cache_libraries;
 mod cache_programs;
 mod cache_room;
 mod caches;
