@@ -1,5 +1,6 @@
-"""Logs what a library closes below the checkpoint directory: the hash of each file when it was closed, and of all files of a
-checkpoint when the library says that it is saved. Arguments of each writer: the log, and a file that ends it."""
+"""Logs what a library closes below the checkpoint directory: the hash of each file when it is closed, and of all files of a
+checkpoint when the library closes the last one, or says that it is saved. Arguments of each writer: the log, and a file that ends
+it."""
 
 import builtins
 import hashlib
@@ -14,6 +15,8 @@ ROOT = os.environ["BT_CHECKPOINT_DIR"]
 LOG, STOP = sys.argv[1:3]
 # Seconds without a change after which a checkpoint without a hint settles, and some more.
 SETTLED = 13
+# What libraries write last into a checkpoint, and its name in the end.
+LAST = {".metadata.tmp": ".metadata", "trainer_state.json": "trainer_state.json"}
 
 _open = builtins.open
 _pauses = 0
@@ -32,7 +35,7 @@ def _hash(path):
 
 
 def closed(path):
-    """Logs a file that was closed."""
+    """Logs a file that is whole."""
     path = os.path.abspath(path)
     if path.startswith(ROOT) and os.path.isfile(path):
         _log({"closed": _hash(path)})
@@ -43,7 +46,22 @@ def whole(unit):
     top = os.path.join(ROOT, unit)
     walk = os.walk(top) if unit != "." else [(ROOT, [], [name for name in os.listdir(ROOT) if os.path.isfile(os.path.join(ROOT, name))])]
     paths = [os.path.join(directory, name) for directory, _, names in walk for name in names]
-    _log({"unit": unit, "files": {os.path.relpath(path, top): _hash(path) for path in paths}})
+    # The new one of two comes last.
+    paths.sort(key=lambda path: os.path.basename(path) in LAST)
+    _log({"unit": unit, "files": {_last_name(os.path.relpath(path, top)): _hash(path) for path in paths}})
+
+
+def _last_name(path):
+    directory, name = os.path.split(path)
+    return os.path.join(directory, LAST.get(name, name))
+
+
+def _closing(path):
+    # Before it is closed: a process that is killed right after that has logged it.
+    closed(path)
+    directory, name = os.path.split(os.path.abspath(path))
+    if name in LAST and directory.startswith(ROOT + os.sep):
+        whole(os.path.relpath(directory, ROOT))
 
 
 def after(module, name, argument):
@@ -64,8 +82,10 @@ def _logging_open(path, mode="r", *arguments, **named):
         close = file.close
 
         def logging_close():
+            if not file.closed:
+                file.flush()
+                _closing(path)
             close()
-            closed(path)
 
         file.close = logging_close
     return file

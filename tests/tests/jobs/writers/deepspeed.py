@@ -35,9 +35,10 @@ while not closed.stopped():
     recovery = os.path.join(closed.ROOT, "zero_to_fp32.py")
     shutil.copyfile(script, recovery)
     os.chmod(recovery, os.stat(recovery).st_mode | stat.S_IEXEC)
+    # Before the tracker says so.
+    closed.whole(tag)
     with open(os.path.join(closed.ROOT, "latest"), "w") as out:
         out.write(tag)
-    closed.whole(tag)
     closed.whole(".")
     if step > KEPT:
         shutil.rmtree(os.path.join(closed.ROOT, f"global_step{step - KEPT}"), ignore_errors=True)
