@@ -127,7 +127,7 @@ impl Kubelet {
         self.runtime.block_on(async {
             let mut registration = RegistrationClient::new(connect(&socket).await);
             let mut ask = Request::new(InfoRequest {});
-            ask.set_timeout(Duration::from_secs(1));
+            ask.set_timeout(Duration::from_secs(30));
             let info = registration.get_info(ask).await.expect("an answer").into_inner();
             assert_eq!(info.r#type, "CSIPlugin");
             assert!(

@@ -95,9 +95,10 @@ impl Machine {
         &self.cache
     }
 
-    /// The directory of what its jobs write.
+    /// The directory of what its jobs write: `BDNFS_VOLUMES_DIR` of its environment, or one of its own.
     pub fn volumes(&self) -> PathBuf {
-        self.home.path().join("volumes")
+        let set = self.env.iter().rev().find(|(name, _)| name == "BDNFS_VOLUMES_DIR");
+        set.map_or_else(|| self.home.path().join("volumes"), |(_, path)| path.into())
     }
 
     /// Where its agent listens, if it has one.
@@ -218,7 +219,11 @@ impl Machine {
 
     /// The processes that hold the mounts of this machine's agent.
     pub fn fdstores(&self) -> Vec<Pid> {
-        self.having_open("holder.lock")
+        // The agent that starts one has its lock open until that has executed its program.
+        let agents = self.agent_pids();
+        let mut fdstores = self.having_open("holder.lock");
+        fdstores.retain(|pid| !agents.contains(pid));
+        fdstores
     }
 
     /// Kills what holds the mounts of this machine's agent, and waits until it is gone.
@@ -260,9 +265,8 @@ impl Machine {
 
     /// Whether a path is on this machine.
     fn is_own(&self, path: &Path) -> bool {
-        // Its volumes may lie on the disk of its cache.
-        let disk = self.cache.parent().expect("it is below something");
-        path.starts_with(self.home.path()) || path.starts_with(disk)
+        // Its cache and its volumes may lie on other disks.
+        [self.home.path(), self.cache(), &self.volumes()].iter().any(|directory| path.starts_with(directory))
     }
 
     /// Kills the agent as a crash would, and waits until it is gone.

@@ -15,7 +15,8 @@ pub fn program(name: &str) -> Command {
     let path = env::var_os("PATH").unwrap_or_default();
     let found = env::split_paths(&path).map(|directory| directory.join(name)).find(|file| file.is_file());
     Command::new(
-        found.unwrap_or_else(|| panic!("{name} is not installed; scripts/setup installs what the tests need")),
+        found
+            .unwrap_or_else(|| panic!("{name} is not installed; scripts/setup installs what the tests need")),
     )
 }
 

@@ -10,7 +10,7 @@ use super::*;
 fn pinned(file: &File) -> Mmap {
     // SAFETY: the test makes the file shorter nowhere.
     let pages = unsafe { Mmap::map(file) }.expect("a mapping");
-    assert_ne!(pages.last(), None);
+    std::hint::black_box(pages[pages.len() - 1]);
     pages
 }
 

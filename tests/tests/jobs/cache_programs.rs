@@ -50,7 +50,7 @@ print(rows.execute("SELECT count(*) FROM rows").fetchone()[0])' > $BT_SCRATCH_DI
 const WRITE: &str = r#"set -e; cd $BT_PROJECT_CACHE_DIR
 cat > $BT_SCRATCH_DIR/write.py <<'END'
 import os, sqlite3, sys
-rows, number = sqlite3.connect("rows.db", timeout=60), 0
+rows, number = sqlite3.connect("rows.db", timeout=600), 0
 while number < 50 or not os.path.exists(os.environ["FLAG"] + "/go"):
     with rows:
         rows.execute("INSERT INTO rows VALUES (?, ?)", (int(sys.argv[1]), number))

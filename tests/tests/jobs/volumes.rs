@@ -144,9 +144,10 @@ fn scratch_over_its_limit_fails_the_job() {
     let machine = Machine::new();
     let agent = machine.agent("[volumes]\nscratch_limit = \"10MB\"\n");
     let flag = machine.directory("flag");
+    // All at once: half of it would be measured, too.
     let command = format!(
-        "head -c 9000000 /dev/zero > $TMPDIR/x; while [ ! -e {}/go ]; do sleep 0.1; done; \
-         head -c 9000000 /dev/zero >> $TMPDIR/x; sleep 1000",
+        "fallocate -l 9000000 $TMPDIR/x; while [ ! -e {}/go ]; do sleep 0.1; done; \
+         fallocate -l 18000000 $TMPDIR/x; sleep 1000",
         text(&flag)
     );
     let id = submitted(&machine, &[text(&commands(&machine, "full.toml", &[&command]))]);
