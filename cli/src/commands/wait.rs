@@ -109,7 +109,7 @@ async fn mount(path: &Path, until: WaitCondition, verify: bool) -> Result<()> {
     let client = Client::new(socket);
     let status = client.status().await?;
     let Some(mount) = status.at(&path) else {
-        bail!("{}: moved, bound, or being unmounted; its agent has it at another path", path.display())
+        bail!("{}: moved, bound, or being unmounted; `bdnfs status` lists the mounts", path.display())
     };
     let id = mount.mounted.id;
     if until != WaitCondition::Ready {

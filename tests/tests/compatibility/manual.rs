@@ -121,72 +121,83 @@ fn troubleshooting_page_messages_are_those_of_the_program() {
 }
 
 /// What an error's text stands behind in the sources: the macros and constructors, and the names that texts are given.
-const ERROR_MARKS: [&str; 16] = [
-    "bail!(",
-    "anyhow!(",
-    "#[error(",
-    "Kind::Invalid,",
-    "Kind::Refused,",
-    "Kind::Unsupported,",
-    "Kind::NotFound,",
-    "Kind::Busy,",
-    "Kind::NoSpace,",
-    "InvalidAttribute::new(",
-    "invalid(",
-    "refuse(",
-    "reject(",
-    "unknown(",
-    "text = ",
-    "why = ",
-];
+const ERROR_MARKS: &str = "bail!(|anyhow!(|#[error(|Error::new(|Error::other(|Failure::new(|Err(format!(|\
+    InvalidAttribute::new(|Status::|\
+    Kind::Invalid,|Kind::NotFound,|Kind::Refused,|Kind::Timeout,|Kind::Unavailable,|Kind::Changed,|Kind::Corrupt,|\
+    Kind::Disk,|Kind::NoSpace,|Kind::Busy,|Kind::Interrupted,|Kind::Unsupported,|\
+    invalid(|refuse(|refused(|reject(|failed(|unknown(|unsupported(|.advise(|text =|why =";
+
+/// Those whose text can name what was attempted, `cannot …`, with the system's reason behind it: see the page's introduction.
+const ATTEMPT_MARKS: [&str; 4] = [".context(", "with_context(", "Error::with(", "Error::disk("];
 
 /// How far behind a mark its text begins at the most.
 const MARK_DISTANCE: usize = 160;
 
 /// Texts that the page need not have: the file, a part of the text (none: all of the file), the reason.
-const UNLISTED_TEXTS: [(&str, &str, &str); 25] = [
+const UNLISTED_TEXTS: [(&str, &str, &str); 43] = [
     ("agent/src/telemetry.rs", "", "help of metrics"),
     ("agent/src/telemetry/process.rs", "", "help of metrics"),
     ("agent/src/jobs/deployment.rs", "", "events of a job that goes on"),
     ("agent/src/jobs/run.rs", "its commands run", "an event of a job that goes on"),
     ("agent/src/jobs/supervisor/namespace.rs", "{what}", "composed of parts, which the page has"),
-    ("agent/src/telemetry/traces.rs", "cannot send", "a line of the log, with the reason"),
     ("agent/src/mounts/manager.rs", "disk does not answer", "the end of a line of the log"),
-    ("agent/src/cache/scrubber.rs", "cannot write", "the system's reason follows"),
     ("agent/src/server/routes/health.rs", "cannot write", "cannot happen: metrics are written to memory"),
+    ("agent/src/saver.rs", "order is invalid", "cannot happen: the same program writes it"),
+    ("agent/src/saver/process.rs", "no pipes", "cannot happen: it is given pipes"),
+    ("agent/src/fdstore/process.rs", "the agent has ended", "a part of a line of the log"),
+    ("agent/src/jobs/process.rs", "no pipes", "cannot happen: it is given pipes"),
+    ("agent/src/jobs/supervisor.rs", "request is invalid", "cannot happen: the same program writes it"),
+    ("agent/src/jobs/supervisor/commands.rs", "without an id", "cannot happen: it was just started"),
+    ("agent/src/jobs/validation.rs", "the variable {name}", "the beginning of texts, which the page has"),
+    ("agent/src/container_volumes/container_volume.rs", "volume {}: ", "a line of the log, with the reason"),
+    ("agent/src/publications/bind.rs", "cannot ", "the system's reason follows"),
+    ("agent/src/publications/publishing.rs", "unpublished {}", "a line of the log"),
+    ("agent/src/publications/publication/end.rs", "cannot unpublish", "a line of the log, with the reason"),
+    ("agent/src/volumes/trash.rs", "is full", "cannot happen: it is emptied all the time"),
+    ("cli/src/commands/cluster/issue.rs", "invalid host name", "cannot happen: the id was checked before"),
     ("cli/src/commands/job/follow.rs", "job {} is", "composed of words that change"),
-    ("fs/src/device.rs", "a second queue", "the system's reason follows"),
+    ("csi/src/locality.rs", "does not list them", "a part of a line of the log"),
+    ("fs/src/files/handles/restore.rs", "not a file", "a part of a line of the log"),
+    ("fs/src/ops.rs", "a request failed", "a line of the log, with the reason"),
     ("fs/src/session.rs", "first request", "no kernel does that"),
-    ("src/auth/load.rs", "cannot read", "the system's reason follows"),
+    ("src/auth/load.rs", "the secret", "the beginning of texts, which the page has"),
+    ("src/content/proof.rs", "nothing to prove", "cannot happen: only what has a SHA-256 is proved"),
     ("src/manifest/decoder.rs", "", "the reason in `is damaged (…)`"),
     ("src/mirror/catalog.rs", "cannot be a ref", "cannot happen: what is written was checked before"),
-    ("src/mirror/index.rs", "cannot be an entry", "cannot happen: what is written was checked before"),
     ("src/mirror/frames.rs", "cannot compress", "cannot happen: zstd compresses all bytes"),
-    ("src/mirror/homes.rs", "cannot write", "the system's reason follows"),
+    ("src/mirror/index.rs", "cannot be an entry", "cannot happen: what is written was checked before"),
+    ("src/mirror/store.rs", "cannot {action}", "the service's reason follows"),
+    ("src/native/image.rs", "than it was measured", "cannot happen: each part is measured first"),
     ("src/origin/hub/hub_error.rs", "", "composed of parts, which the page has"),
+    ("src/origin/local.rs", "cannot read", "the system's reason follows"),
     ("src/origin/web/directory_index.rs", "has {what}", "composed of parts"),
     ("src/peer/client/connection.rs", "GET", "a request, not an error"),
     ("src/peer/membership/gossip.rs", "", "cannot happen: a node gossips once"),
     ("src/peer_service.rs", "", "told to another node, which asks elsewhere"),
     ("src/source/credentials/secret_json.rs", "{how}", "composed of parts, which the page has"),
     ("src/tier/conformance.rs", "", "a tier of tests"),
+    ("src/tier/memory.rs", "", "a tier of tests"),
+    ("src/xml.rs", "it does not begin with", "a part of texts, which the page has"),
 ];
 
 /// The texts of errors in the source of a product.
 fn error_texts(source: &str) -> BTreeSet<&str> {
-    let mut texts = BTreeSet::new();
-    for mark in ERROR_MARKS {
+    let (mut texts, mut attempts) = (BTreeSet::new(), BTreeSet::new());
+    for mark in ERROR_MARKS.split('|').chain(ATTEMPT_MARKS) {
         for (at, _) in source.match_indices(mark) {
             let behind = &source[at + mark.len()..];
             let Some((head, rest)) = behind.split_once('"') else { continue };
             if head.len() < MARK_DISTANCE && !head.contains(';') && !head.contains("fn ") {
                 let escaped = |end: usize| rest[..end].ends_with('\\');
                 let end = rest.match_indices('"').map(|(end, _)| end).find(|end| !escaped(*end));
-                texts.insert(&rest[..end.unwrap()]);
+                let text = &rest[..end.unwrap()];
+                let is_attempt = ATTEMPT_MARKS.contains(&mark) && text.starts_with("cannot ");
+                let found = if is_attempt { &mut attempts } else { &mut texts };
+                found.insert(text);
             }
         }
     }
-    texts.retain(|text| text.matches(' ').count() >= 2);
+    texts.retain(|text| text.trim().matches(' ').count() >= 2 && !attempts.contains(text));
     texts
 }
 
