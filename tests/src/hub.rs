@@ -5,17 +5,17 @@
 //! signed address in the storage. A client that sends the storage an `Authorization` header has leaked a token, and fails the
 //! test.
 
-mod api;
-mod content;
-mod state;
+mod hub_files;
+mod hub_routes;
+mod hub_state;
 
 use std::sync::Arc;
 
 use axum::Router;
 use tempfile::TempDir;
 
-use self::state::HubState;
-pub use self::state::{LFS_THRESHOLD_BYTES, RepositoryAccess};
+use self::hub_state::HubState;
+pub use self::hub_state::{LFS_THRESHOLD_BYTES, RepositoryAccess};
 use crate::fault::Faults;
 use crate::requests::RequestCounter;
 use crate::serve::HttpServer;
@@ -52,10 +52,11 @@ impl HubServer {
         let objects = TempDir::with_prefix("bdnfs-hub-").expect("a temporary directory");
         let state = Arc::new(HubState::new(objects.path()));
         let (server, requests, faults) =
-            serve(Router::new().fallback(content::stored).with_state(state.clone()));
+            serve(Router::new().fallback(hub_files::stored).with_state(state.clone()));
         let storage = HubStorage { server, requests, faults };
         state.change(|hub| hub.storage = storage.server.url());
-        let (server, requests, faults) = serve(Router::new().fallback(api::answer).with_state(state.clone()));
+        let (server, requests, faults) =
+            serve(Router::new().fallback(hub_routes::answer).with_state(state.clone()));
         Self { server, requests, faults, storage, state, _objects: objects }
     }
 

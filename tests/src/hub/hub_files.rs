@@ -8,8 +8,8 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 
-use super::api::HubRequest;
-use super::state::{HubFile, HubState};
+use super::hub_routes::HubRequest;
+use super::hub_state::{HubFile, HubState};
 use crate::file;
 
 /// Answers for a file of a commit. `cached`: by the Hub's own cache, which sends what is small.

@@ -12,8 +12,8 @@ use axum::response::{IntoResponse, Response};
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
-use super::content;
-use super::state::{HubContents, HubFile, HubFiles, HubState, RepositoryAccess};
+use super::hub_files;
+use super::hub_state::{HubContents, HubFile, HubFiles, HubState, RepositoryAccess};
 
 /// How many entries a page of a tree has: few, so that there are several.
 const PAGE_ENTRIES: usize = 3;
@@ -117,7 +117,7 @@ async fn route(state: &HubState, request: &Parts, body: Body) -> Result<Response
         }
         view => {
             let file = files.get(&target.path).ok_or(NO_ENTRY)?;
-            Ok(content::resolve(state, &target, &commit, file, view == "resolve-cache", request).await)
+            Ok(hub_files::resolve(state, &target, &commit, file, view == "resolve-cache", request).await)
         }
     }
 }
