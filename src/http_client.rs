@@ -27,6 +27,7 @@ pub(crate) use self::response::{
 };
 pub(crate) use self::retry::{UnreachableRetry, retry, retry_listing};
 pub(crate) use self::stall::send_hedged;
+use crate::backoff::jittered;
 use crate::error::{Error, Kind, Result};
 
 /// The time in which a connection must be established.
@@ -145,7 +146,7 @@ impl HttpClient {
     pub(crate) async fn wait_to_list(&self) {
         let left = self.retry_after_left();
         if left <= MAX_LISTING_RETRY_AFTER_WAIT {
-            tokio::time::sleep(left).await;
+            sleep_spread(left).await;
         }
     }
 
@@ -164,10 +165,15 @@ impl HttpClient {
             return Err(Error::new(Kind::Unavailable, text));
         }
         if !left.is_zero() {
-            tokio::time::sleep(left).await;
+            sleep_spread(left).await;
         }
         Ok(())
     }
+}
+
+/// Sleeps for `wait`, and up to an eighth longer: all nodes that a service has sent away at once would ask it at once again.
+async fn sleep_spread(wait: Duration) {
+    tokio::time::sleep(wait + jittered(wait / 8)).await;
 }
 
 /// Makes the client with which a mirror is read and written: each of its requests may take `limit`.

@@ -26,6 +26,7 @@ use super::membership::Membership;
 use super::rendezvous::{self, BlockGroup};
 use super::wire::{BlockRequest, BlockResponse, Role};
 use super::{Member, PROTOCOL, token};
+use crate::backoff::jittered;
 use crate::blob::{Blob, Key};
 use crate::block::BLOCK;
 use crate::digest::Digest;
@@ -299,7 +300,8 @@ impl Peers {
                     if request.urgency > Urgency::Stage || tries == BUSY_RETRY_LIMIT {
                         return Err(Error::new(Kind::Unavailable, format!("the peer {} is busy", peer.id)));
                     }
-                    tokio::time::sleep(wait.min(RESPONSE_TIMEOUT)).await;
+                    // The others that it has sent away come back at other times.
+                    tokio::time::sleep(jittered(2 * wait.min(RESPONSE_TIMEOUT))).await;
                 }
                 BlockResponse::Frames(frames) => {
                     let sent = InFlightRequest {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use bdnfs::backoff::jittered;
 use bdnfs::blob::Key;
 use bdnfs::block::{self, BLOCK};
 use bdnfs::cache::io;
@@ -99,7 +100,7 @@ impl NativeSuperblock {
                     Err(error) => tracing::error!(%key, %error, "a native mount reads damaged data"),
                 }
                 drop(superblock);
-                tokio::time::sleep(REPAIR_RETRY_INTERVAL).await;
+                tokio::time::sleep(jittered(REPAIR_RETRY_INTERVAL)).await;
             }
         });
     }
@@ -116,7 +117,7 @@ impl NativeSuperblock {
                     Err(error) => tracing::error!(%error, "a native mount may read damaged data"),
                 }
                 drop(superblock);
-                tokio::time::sleep(REPAIR_RETRY_INTERVAL).await;
+                tokio::time::sleep(jittered(REPAIR_RETRY_INTERVAL)).await;
             }
         });
     }

@@ -59,7 +59,9 @@ async fn busy_peer_is_retried_by_a_stage_and_skipped_by_a_reader() {
         let begin = Instant::now();
         let error = placement.peers()[1].fetch(&blob, 0..BLOCK, urgency).await.err().expect("busy");
         assert_eq!((error.kind(), client.0.load(Relaxed)), (Kind::Unavailable, tries), "{urgency:?}");
-        assert_eq!(begin.elapsed(), Duration::from_secs(tries - 1));
+        // As long as the peer says, or up to twice as long.
+        let told = Duration::from_secs(tries - 1);
+        assert!((told..=2 * told).contains(&begin.elapsed()), "{:?}", begin.elapsed());
         assert_eq!(peers.state_of("b"), PeerState::Available, "to be busy is no fault");
     }
 }
