@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bdnfs::error::{Error, Kind, Result};
+use bdnfs::task::blocking;
 use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::Value;
 
@@ -76,14 +77,12 @@ impl ApiServer {
             let kind = if is_missing { Kind::NotFound } else { Kind::Unavailable };
             Error::with(kind, "the request to the API server failed", e)
         };
-        let token = tokio::task::spawn_blocking({
-            let path = self.config.token.clone();
-            move || std::fs::read_to_string(path)
+        let path = self.config.token.clone();
+        let token = blocking(move || {
+            std::fs::read_to_string(path)
+                .map_err(|e| Error::disk("cannot read the token of the service account", e))
         });
-        let token = token
-            .await
-            .map_err(|e| Error::with(Kind::Interrupted, "cannot read the token of the service account", e))?;
-        let token = token.map_err(|e| Error::disk("cannot read the token of the service account", e))?;
+        let token = token.await?;
         let answer =
             request.bearer_auth(token.trim()).send().await.and_then(|answer| answer.error_for_status());
         let body = answer.map_err(failed)?.bytes().await.map_err(failed)?;

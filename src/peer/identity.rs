@@ -25,6 +25,7 @@ use tokio_rustls::server::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, client};
 
 use crate::error::{Error, Kind, Result};
+use crate::task::blocking;
 
 /// The interval at which the files are checked for changes.
 const CERTIFICATE_POLL_INTERVAL: Duration = Duration::from_secs(5);
@@ -132,11 +133,10 @@ impl Identity {
         loop {
             tokio::time::sleep(CERTIFICATE_POLL_INTERVAL).await;
             let this = self.clone();
-            let refreshed = tokio::task::spawn_blocking(move || this.refresh()).await;
-            match refreshed {
-                Ok(Ok(false)) | Err(_) => {}
-                Ok(Ok(true)) => tracing::info!("reloaded the node's certificate"),
-                Ok(Err(error)) => {
+            match blocking(move || this.refresh()).await {
+                Ok(false) => {}
+                Ok(true) => tracing::info!("reloaded the node's certificate"),
+                Err(error) => {
                     tracing::warn!(%error, "cannot reload the node's certificate; the old one stays in use")
                 }
             }

@@ -4,9 +4,10 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
+
+use crossbeam::channel::bounded;
 
 /// The timeout for resolving links in a path: a file system that hangs must not keep an agent from its start.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -49,7 +50,7 @@ pub fn create_private(directory: &Path) -> io::Result<()> {
 
 /// The path without links as far as it exists; as it is where that can't be told soon. Touches its disk.
 pub fn resolve(path: &Path) -> PathBuf {
-    let (sender, resolved) = mpsc::channel();
+    let (sender, resolved) = bounded(1);
     let own = path.to_owned();
     let look = move || {
         let found = own.ancestors().find_map(|above| Some((above.canonicalize().ok()?, above)));
