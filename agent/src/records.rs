@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use bdnfs::cache::directory::CacheDirectory;
 use bdnfs::error::{Error, Result};
+use bdnfs::source::SecretJsonError;
 use rustix::fs::{AtFlags, CWD, OFlags, Timespec, Timestamps, UTIME_NOW, utimensat};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -207,11 +208,12 @@ pub fn decode<T: DeserializeOwned>(text: &str) -> io::Result<T> {
         version: u32,
     }
     // The version first: another one may have another shape.
-    let Head { version } = serde_json::from_str(text)?;
+    // A job's record has the values of its environment.
+    let Head { version } = serde_json::from_str(text).map_err(SecretJsonError::from)?;
     if version != VERSION {
         return Err(io::Error::other(format!("its version is {version}, this program knows {VERSION}")));
     }
-    Ok(serde_json::from_str::<RecordFile<T>>(text)?.record)
+    Ok(serde_json::from_str::<RecordFile<T>>(text).map_err(SecretJsonError::from)?.record)
 }
 
 #[cfg(test)]

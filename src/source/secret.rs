@@ -38,7 +38,8 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// An error of JSON that may hold secrets. Its text repeats no value, as the parser's own does, which may be a secret at the wrong place.
+/// An error of JSON that may hold secrets. Its text repeats keys, and no value: the parser's own quotes what it did not expect, which
+/// may be a secret at the wrong place.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct SecretJsonError(String);
@@ -46,7 +47,9 @@ pub struct SecretJsonError(String);
 impl From<serde_json::Error> for SecretJsonError {
     fn from(error: serde_json::Error) -> Self {
         let text = error.to_string();
-        let is_plain = text.starts_with("missing field") || text.starts_with("unknown field");
+        // What it says of syntax has no value, unlike most of what it says of data.
+        let is_plain =
+            !error.is_data() || text.starts_with("missing field") || text.starts_with("unknown field");
         Self(if is_plain {
             text
         } else {
@@ -153,5 +156,7 @@ mod tests {
         let error = SecretJsonError::from(error);
         assert_eq!(error.to_string(), "line 1 column 27: invalid value or type");
         assert_eq!(io::Error::from(error).to_string(), "line 1 column 27: invalid value or type");
+        let error = SecretJsonError::from(parse(r#"{"name": 1"#).expect_err("cut off"));
+        assert_eq!(error.to_string(), "EOF while parsing an object at line 1 column 10");
     }
 }
