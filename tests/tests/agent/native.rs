@@ -96,6 +96,20 @@ fn native_mount_in_use_at_its_gate_stays_with_the_agent_and_says_so() {
 }
 
 #[test]
+fn native_mount_without_room_for_its_pack_stays_with_the_agent_and_says_so() {
+    let machine = Machine::new();
+    let source = machine.directory("source");
+    // Small files are stored a second time, in the pack.
+    (0..40).for_each(|number| drop(write_file(&source, number.to_string(), 100_000)));
+    let point = machine.directory("model");
+    let options = ["--wait", "--via", "native", "--cache-size", "6MB"];
+    let output = machine.try_mount(&source, &point, &options);
+    assert!(output.err.contains("it is served by FUSE: "), "{}", output.err);
+    assert_eq!((kind(&point).as_str(), state(&machine).as_str()), ("fuse.bdnfs", "staged"));
+    assert_same_tree(&source, &point);
+}
+
+#[test]
 fn native_mount_whose_agent_and_fdstore_are_killed_serves_every_read() {
     let machine = Machine::new();
     let source = source(&machine);
