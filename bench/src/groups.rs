@@ -57,11 +57,6 @@ impl GroupName {
         Self::value_variants().iter().copied()
     }
 
-    /// What it is called on the command line, and in reports.
-    pub fn key(self) -> String {
-        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-    }
-
     /// Its share of the time, relative to the other groups: the seconds that it takes at the medium sizes.
     fn share(self) -> u32 {
         match self {

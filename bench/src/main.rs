@@ -102,7 +102,7 @@ struct MeasureArgs {
     /// Start no row after this time; each group has a share of it, and its rest goes to those after it
     #[arg(long, value_name = "TIME", default_value = "2h")]
     limit: humantime::Duration,
-    /// Compare with an earlier report, and fail where a row is worse; measures only the groups of that report
+    /// Compare with an earlier report, and fail where a row that it has is worse
     #[arg(long, value_name = "JSON")]
     against: Option<PathBuf>,
     #[command(subcommand)]
@@ -205,7 +205,7 @@ fn measure(cli: &MeasureArgs) -> Result<()> {
         report.keep(BenchReport::read(&earlier)?);
     }
     let mut paths = None;
-    for (group, until) in groups::in_time(&cli.groups(old.as_ref()), Instant::now(), cli.limit.into()) {
+    for (group, until) in groups::in_time(&cli.groups(), Instant::now(), cli.limit.into()) {
         let (begin, ticks) = (Instant::now(), Ticks::now());
         report.until(until);
         group.measure(&lab, &mut report)?;
@@ -244,13 +244,8 @@ fn sizes(cli: &MeasureArgs) -> Sizes {
 
 impl MeasureArgs {
     /// The groups to measure.
-    fn groups(&self, old: Option<&BenchReport>) -> Vec<GroupName> {
-        let wanted = |group: &GroupName| match old {
-            _ if !self.only.is_empty() => self.only.contains(group),
-            Some(old) => old.find(&group.key()).is_some(),
-            None => true,
-        };
-        GroupName::all().filter(wanted).collect()
+    fn groups(&self) -> Vec<GroupName> {
+        GroupName::all().filter(|group| self.only.is_empty() || self.only.contains(group)).collect()
     }
 }
 

@@ -33,7 +33,10 @@ pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     READ.iter().try_for_each(|case| report.measure(case.name, || tree.compare(lab, case)))?;
     let make = || ErofsImage::make(lab, tree.source(), files);
     let Some(image) = report.prepare("an image by mkfs.erofs", make)? else { return Ok(()) };
-    READ.iter().try_for_each(|case| report.measure(case.name, || tree.compare_with(lab, case, &image)))
+    READ.iter().try_for_each(|case| {
+        let row = format!("{}, beside {}", case.name, image.name());
+        report.measure(&row, || tree.compare_with(lab, case, &image))
+    })
 }
 
 /// An EROFS by mkfs.erofs, which is mounted; unmounted and removed when it is dropped.
@@ -48,9 +51,8 @@ impl ErofsImage {
         let room = lab.room("erofs", (files * 2 * SMALL_FILE_BYTES) as u64)?;
         let (image, point) = (room.path().join("image"), room.path().join("mount"));
         std::fs::create_dir(&point).with_context(|| format!("cannot make {}", point.display()))?;
-        let mut command = run::command("mkfs.erofs");
-        run::run(command.arg("--quiet").arg(&image).arg(source), IMAGE_TIMEOUT)
-            .context("it is in Debian's package erofs-utils")?;
+        let program = run::find("mkfs.erofs").context("install Debian's package erofs-utils")?;
+        run::run(run::command(program).arg("--quiet").arg(&image).arg(source), IMAGE_TIMEOUT)?;
         let erofs = Self { image, point, _room: room };
         erofs.mount_image()?;
         Ok(erofs)

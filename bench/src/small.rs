@@ -4,7 +4,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use rustix::fs::{FsWord, statfs};
 use tempfile::TempDir;
 
 use crate::clients;
@@ -21,6 +22,8 @@ const ABOUT: &str = "Files of 8 KiB in directories of 1,000, all local (open, re
     (stat, list), in files per second.";
 /// The row of a stage.
 const STAGED: &str = "mount --wait of local files; the cache is new";
+/// The type of an EROFS in statfs(2): `EROFS_SUPER_MAGIC_V1` of linux/magic.h.
+const EROFS_MAGIC: FsWord = 0xe0f5_e1e2;
 /// How long a copy may take.
 const COPY_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long `ls -f` may take.
@@ -112,7 +115,7 @@ pub(crate) trait Baseline {
     /// How reports call it.
     fn name(&self) -> &str;
 
-    /// Mounts it anew, where it is mounted: the kernel has nothing of it in memory then but its device's pages.
+    /// Mounts it anew, so that the kernel has only pages of its device in memory. Nothing for a file system that stays mounted.
     ///
     /// # Errors
     /// The kernel's.
@@ -179,7 +182,11 @@ impl SmallFiles {
     }
 
     fn mount(&self, lab: &BenchEnv) -> Result<BenchMount> {
-        BenchMount::with_options(lab, &self.uri(), self.room.path(), self.read, self.options)
+        let mount = BenchMount::with_options(lab, &self.uri(), self.room.path(), self.read, self.options)?;
+        // One that can't become native works all the same, and says so in a note only.
+        let is_native = statfs(mount.point()).context("cannot look at a mount")?.f_type == EROFS_MAGIC;
+        ensure!(is_native || !self.options.contains(&"native"), "the mount stayed with the agent");
+        Ok(mount)
     }
 
     /// The directory that is mounted.

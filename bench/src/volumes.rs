@@ -21,8 +21,9 @@ use node::{CHECKPOINTS, COMMAND_TIMEOUT, VolumesNode};
 
 const ABOUT: &str = "Jobs of one agent whose cache, volumes and mirror are directories of the same disk. What is written and read \
     in a job's directories is so in its namespace, beside a directory of the disk itself there, by `dd`. A step is `sha256sum` of a \
-    file in memory. From the last close to saved: 1 MiB, so that its upload takes no time. Begin elsewhere: from the submission of a job to \
-    another agent, which has nothing of the cache, until its command runs.";
+    file in memory. From the last close to saved: 1 MiB, so that its upload takes no time. Save unchanged: `bdnfs project save` of a training cache \
+    of which nothing was changed. Begin elsewhere: from the submission of a job to another agent, which has nothing of the cache, until \
+    its command runs.";
 /// Seconds until a checkpoint is mounted on another node, at the most.
 const MAX_RESUME_SECONDS: f64 = 1.0;
 /// Seconds from the end of a job's commands until it has ended, at the most.

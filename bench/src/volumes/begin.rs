@@ -25,7 +25,7 @@ const UNCHANGED_LIMIT_SECONDS: f64 = 3.0;
 /// The number of files that the limits are for: that of the full size.
 const LIMIT_FILES: f64 = 100_000.0;
 
-/// Seconds of a save of a training cache that was not changed, and until the commands of a job run on a node that has nothing of it.
+/// Measures a save of an unchanged training cache, and the begin of a job on a node that has nothing of it.
 ///
 /// # Errors
 /// The disk is too full, or a job does not run.
@@ -39,6 +39,7 @@ pub fn measure(lab: &BenchEnv) -> Result<Rows> {
     node.await_ended(&writer)?;
     let unchanged = (0..lab.sizes.runs).map(|_| {
         interrupt::check()?;
+        settle();
         node.save_unchanged_cache()
     });
     let unchanged = unchanged.collect::<Result<_>>()?;
