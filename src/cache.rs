@@ -219,7 +219,7 @@ impl Cache {
                 return Ok(part);
             }
             let text =
-                format!("blob {key}: the server calls {} and {size} bytes by the same version", part.size());
+                format!("blob {key}: the server gave one version two sizes ({}, {size} bytes)", part.size());
             return Err(Error::new(Kind::Changed, text));
         }
         let (layout, space, writer) =

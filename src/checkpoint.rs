@@ -190,8 +190,8 @@ fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes sure that `text`, which is `what`, can be the name of a project, a job or a checkpoint: it is not empty, has no control
-/// characters, and fits into a key.
+/// Makes sure that `text` can be the name of a project, a job or a checkpoint. It is not empty, has no control characters, and fits
+/// into a key. `what` is the text's name in the error.
 ///
 /// # Errors
 /// [`Kind::Invalid`], which says what is wrong with it.

@@ -10,9 +10,15 @@
 //! source: a [`manifest`] of entries and of the *blobs* that hold their content. Every file is a *slice* of a blob. A
 //! [`block`] is 1 MiB of a blob, the unit of verification and of presence; an [`extent`] is a run of blocks moved by one
 //! request. A *tier* holds blobs: the node's [`cache`], and below it, behind one trait ([`tier`]), peers, the mirror and the
-//! origin. A [`flight`] is one fetch under way, however many wait for it. A *lease* keeps a blob from being evicted. To
-//! [`stage`] a snapshot is to make all of it local, verified, durable and leased. An *agent* is the process that owns a
-//! cache: the *node agent*, a service, or an *on-demand agent*, which `bdnfs mount` starts and which exits with its last mount.
+//! origin. A *ladder* is the tiers below the cache, nearest first ([`fetch`]). A [`flight`] is one fetch under way, however many
+//! wait for it. A *lease* keeps a blob from being evicted. To [`stage`] a snapshot is to make all of it local, verified, durable
+//! and leased. An *agent* is the process that owns a cache: the *node agent*, a service, or an *on-demand agent*, which
+//! `bdnfs mount` starts and which exits with its last mount.
+//!
+//! A [`content`] is a blob on this node, shared by all its readers: the blocks that are here, and the way to fetch the others. An
+//! *arrival* is a block as it came from a tier, not verified yet. A *fragment* is a sixteenth of a block: where there is nothing to
+//! verify a block against, a reader at random places fetches it without the rest; it stays in memory only. A *refutation* records
+//! that what was fetched is not the content that the origin publishes, and when it may be fetched anew.
 //!
 //! A *tenant* is whose data it is: nothing is shared between tenants. In a cluster, the *owner* of a group of blocks is the
 //! member that fetches them for all. A *pack* is a blob that holds several small files. In a mirror, a *recipe* is a digest of

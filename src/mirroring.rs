@@ -114,8 +114,8 @@ pub async fn mirror_source(
     mirror_source_announced(mirror, source, config, progress, &to_nobody).await
 }
 
-/// Like [`mirror_source`]; calls `announce` with the ref that the source is about to be mirrored as, which is not committed where
-/// that fails.
+/// Like [`mirror_source`], and calls `announce` with the new ref before it is committed. Where `announce` fails, the ref is not
+/// committed.
 ///
 /// # Errors
 /// Those of [`mirror_source`] and of `announce`.

@@ -99,8 +99,8 @@ fn foreign_version(name: &str) -> Error {
     Error::new(Kind::Invalid, format!("{name}: the version in the manifest is not one of this origin"))
 }
 
-/// The error for content that is no longer there. To a reader it is content that changed.
-fn gone(name: &str, how: &str) -> Error {
+/// The error for content that the origin no longer has. To a reader it is content that changed.
+fn missing_file_error(name: &str, how: &str) -> Error {
     Error::new(
         Kind::Changed,
         format!("{name} is gone, though the snapshot has it ({how}); restore it, or take a new snapshot"),

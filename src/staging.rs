@@ -26,7 +26,7 @@ use crate::error::{Error, Kind, Result};
 use crate::extent::MAX_EXTENT_BLOCKS;
 use crate::snapshot::Snapshot;
 use crate::stage::Stage;
-use crate::task::{blocking, lost};
+use crate::task::{blocking, join_error};
 use crate::tier::Urgency;
 
 use plan::MissingBlob;
@@ -54,7 +54,7 @@ const DISK_STALL_LIMIT: Duration = Duration::from_secs(120);
 const DISK_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The times that a stage waits before it tries again what the cache had no room for, two seconds in all. What comes is fetched
-/// anew each time.
+/// anew each time. Without jitter: nobody waits for the same disk but this node.
 const ROOM_WAITS: [Duration; 4] = [
     Duration::from_millis(100),
     Duration::from_millis(300),
@@ -127,7 +127,7 @@ impl Stage {
             let work = running.clone();
             let outcome = runtime.spawn(async move { work.run(weak).await }).await;
             // Callers that wait for it must see its end, even a panic.
-            running.outcome.set(outcome.unwrap_or_else(|e| Err(lost(e)))).ok();
+            running.outcome.set(outcome.unwrap_or_else(|e| Err(join_error(e)))).ok();
             running.changed.notify_waiters();
         });
         stage
@@ -290,7 +290,7 @@ impl Stage {
         content: &Content,
         flights: &Semaphore,
     ) -> Result<u64> {
-        let bytes = ended.map_err(lost)??;
+        let bytes = ended.map_err(join_error)??;
         self.bytes_done.fetch_add(bytes, Relaxed);
         let is_fast = content.extent() > BLOCK;
         let most = if content.is_shared() { MAX_CLUSTER_FLIGHTS } else { MAX_FLIGHTS };

@@ -9,16 +9,16 @@ use crate::error::{Error, Kind, Result};
 /// Runs `work`, which waits for the disk or keeps a processor busy, on a blocking thread of the current runtime.
 ///
 /// # Errors
-/// Those of `work`, and those of [`lost`].
+/// Those of `work`, and those of [`join_error`].
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(lost(e)))
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(join_error(e)))
 }
 
 /// Runs a future on a blocking thread of the current runtime: for one that moves between no threads, as far as the compiler can
 /// see. Dropping what comes back drops it.
 ///
 /// # Errors
-/// Those of the future, and those of [`lost`].
+/// Those of the future, and those of [`join_error`].
 pub async fn run_on_blocking_thread<T, W>(work: impl FnOnce() -> W + Send + 'static) -> Result<T>
 where
     T: Send + 'static,
@@ -41,7 +41,7 @@ where
 
 /// The error for a task that did not end by itself: [`Kind::Interrupted`] where the process is about to end,
 /// [`Kind::Disk`] where the task panicked.
-pub fn lost(error: JoinError) -> Error {
+pub fn join_error(error: JoinError) -> Error {
     let (kind, text) = match error.is_panic() {
         true => (Kind::Disk, "a task panicked, which is a bug in bdnfs"),
         false => (Kind::Interrupted, "a task was cancelled: bdnfs is shutting down"),

@@ -25,13 +25,13 @@ use std::time::Duration;
 use bdnfs::boot;
 use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::tenant;
-use bdnfs::task::{blocking, lost};
+use bdnfs::task::{blocking, join_error};
 use chrono::Utc;
 use parking_lot::Mutex;
 use tokio::time::timeout;
 
 use crate::api::container_volume::{ContainerVolumeKind, ContainerVolumeRequest, ContainerVolumeStatus};
-use crate::api::publication::is_publication_key;
+use crate::api::publication::check_publication_key;
 use crate::api::{ApiResult, Failure, MirrorRequest};
 use crate::deploy::{AdmissionQueue, home_use};
 use crate::lifecycle::Lifecycle;
@@ -45,8 +45,8 @@ use crate::volumes::Volumes;
 use cache_use::CacheUse;
 use container_volume::{ContainerVolume, ContainerVolumeRecord, WritableDirectory};
 
-/// The time that an unpublish waits for a volume of an earlier run whose directory can't be had yet: less than runtimes wait for an
-/// answer.
+/// The time that an unpublish waits for a volume of an earlier run whose directory can't be opened yet: less than runtimes wait for
+/// an answer.
 const UNPUBLISH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// All volumes of containers of an agent.
@@ -112,7 +112,7 @@ impl ContainerVolumes {
             let _alive = alive;
             volumes.find_or_publish(key, request).await
         };
-        tokio::spawn(publish).await.map_err(lost)?
+        tokio::spawn(publish).await.map_err(join_error)?
     }
 
     async fn find_or_publish(
@@ -181,10 +181,7 @@ impl ContainerVolumes {
 
     fn check_now(&self, key: String, request: ContainerVolumeRequest) -> Result<ContainerVolume> {
         let kind = request.kind;
-        if !is_publication_key(&key) {
-            let text = "the key of a volume has letters, digits, dots, underscores and dashes only";
-            return Err(Error::new(Kind::Invalid, text));
-        }
+        check_publication_key(&key)?;
         if !request.trusted && !self.inline.contains(&kind) {
             let text = format!(
                 "{kind}: only an administrator may set it, unless inline_volumes in [publications] of the agent has {kind}"
@@ -283,16 +280,15 @@ impl ContainerVolumes {
     /// Ends a volume: when this returns, the bind is gone, and what was written is being saved. It is no error where there is none.
     ///
     /// # Errors
-    /// [`Kind::Disk`] where it can't be unmounted; [`Kind::Busy`] while the directory of an earlier run can't be had, or its record
-    /// can't be read.
+    /// [`Kind::Disk`] where it can't be unmounted; [`Kind::Busy`] while the directory of an earlier run can't be opened, or its
+    /// record can't be read.
     pub async fn unpublish(self: &Arc<Self>, key: &str) -> ApiResult<()> {
         self.lifecycle.ready().await;
         let Some(volume) = self.find_or_restore(key).await? else { return Ok(()) };
         volume.cancel();
         let Ok(published) = timeout(UNPUBLISH_TIMEOUT, volume.await_publication()).await else {
             let kind = volume.request.kind;
-            let text =
-                format!("{kind} cannot be ended yet: its directory cannot be had; see the agent's log");
+            let text = format!("cannot end {kind}: its directory cannot be opened; see the agent's log");
             return Err(Failure::new(Kind::Busy, text));
         };
         let is_ended = volume.end_time().is_some();

@@ -12,7 +12,7 @@ use tempfile::NamedTempFile;
 
 /// The directory of an agent's state, in that of its cache: the records, the agent's claim, the last scrub.
 pub const STATE_DIRECTORY: &str = "state";
-/// The file with the space that [`write_json_surely`] takes where the disk is full, and how much that is.
+/// The file with the space that [`write_json_with_spare`] takes where the disk is full, and how much that is.
 const SPARE_FILE: &str = "spare";
 const SPARE_BYTES: u64 = 64 << 10;
 
@@ -33,7 +33,7 @@ pub fn write_json(directory: &Path, name: &str, content: &impl Serialize) -> io:
 ///
 /// # Errors
 /// The disk's own.
-pub fn write_json_surely(directory: &Path, name: &str, content: &impl Serialize) -> io::Result<()> {
+pub fn write_json_with_spare(directory: &Path, name: &str, content: &impl Serialize) -> io::Result<()> {
     let written = match write_json(directory, name, content) {
         Err(full) if matches!(full.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
             write_into_spare(directory, name, &serde_json::to_vec(content)?).unwrap_or(Err(full))
@@ -110,7 +110,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn write_json_surely_on_a_full_disk_takes_what_was_kept_for_it() {
+    fn write_json_with_spare_on_a_full_disk_takes_what_was_kept_for_it() {
         let dir = tempfile::tempdir().expect("directory");
         if !mount_small_disk(dir.path()) {
             return;
@@ -119,7 +119,7 @@ pub(crate) mod tests {
         fill(dir.path());
         write_json(dir.path(), "note", &1).expect_err("no block is free");
         for number in 2..5 {
-            write_json_surely(dir.path(), "note", &number).expect("there was space for it");
+            write_json_with_spare(dir.path(), "note", &number).expect("there was space for it");
             let read = fs::read(dir.path().join("note")).expect("there");
             assert_eq!(read, number.to_string().as_bytes());
         }
@@ -129,7 +129,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn write_json_surely_takes_kept_space_that_is_never_free_for_others() {
+    fn write_json_with_spare_takes_kept_space_that_is_never_free_for_others() {
         use std::os::unix::fs::MetadataExt;
         use std::sync::atomic::{AtomicBool, Ordering};
         let dir = tempfile::tempdir().expect("directory");
@@ -148,7 +148,7 @@ pub(crate) mod tests {
                     let _ = others.write_all(&[0; 4096]);
                 }
             });
-            let written = write_json_surely(dir.path(), "note", &1);
+            let written = write_json_with_spare(dir.path(), "note", &1);
             is_written.store(true, Ordering::Relaxed);
             written.expect("there was space for it");
         });
@@ -157,7 +157,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn write_json_surely_by_several_at_once_writes_whole_files() {
+    fn write_json_with_spare_by_several_at_once_writes_whole_files() {
         let dir = tempfile::tempdir().expect("directory");
         if !mount_small_disk(dir.path()) {
             return;
@@ -169,7 +169,7 @@ pub(crate) mod tests {
         let path = dir.path();
         std::thread::scope(|scope| {
             let writers =
-                texts.each_ref().map(|text| scope.spawn(move || write_json_surely(path, "note", text)));
+                texts.each_ref().map(|text| scope.spawn(move || write_json_with_spare(path, "note", text)));
             let written = writers.map(|writer| writer.join().expect("no panic").is_ok());
             assert!(written.contains(&true), "one took the space");
         });
@@ -187,10 +187,10 @@ pub(crate) mod tests {
         keep_spare(dir.path());
         fill(dir.path());
         let text = "a".repeat(SPARE_BYTES as usize - 2);
-        write_json_surely(dir.path(), "note", &text).expect("there was space for it");
+        write_json_with_spare(dir.path(), "note", &text).expect("there was space for it");
         assert!(!dir.path().join("spare").exists(), "there is no more");
         fs::remove_file(dir.path().join("others")).expect("removed");
-        write_json_surely(dir.path(), "note", &1).expect("there is space");
+        write_json_with_spare(dir.path(), "note", &1).expect("there is space");
         assert!(drop_spare(dir.path()));
     }
 }

@@ -2,8 +2,8 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the limit as far as it goes: every blob that is read and every mount that is held has descriptors, and the usual soft
-/// limit of 1024 is for programs that use `select`.
+/// Raises the limit of open files as far as it goes. Every open blob and every mount has descriptors, and the usual soft limit of
+/// 1024 is for programs that use `select`.
 pub fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {

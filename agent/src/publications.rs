@@ -39,7 +39,9 @@ use bdnfs::task::blocking;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use crate::api::publication::{PublicationRequest, PublicationState, PublicationStatus, is_publication_key};
+use crate::api::publication::{
+    PublicationRequest, PublicationState, PublicationStatus, check_publication_key,
+};
 use crate::api::{ApiResult, Failure};
 use crate::context::Context;
 use crate::deploy::{AdmissionQueue, MirrorQueue};
@@ -139,7 +141,7 @@ impl Publications {
             publications.remove_devices();
         }
         if let Err(error) = publications.remove_orphans_of_last_run() {
-            tracing::warn!("what is bound without a record stays: {error}");
+            tracing::warn!("cannot remove binds without a record: {error}");
         }
         Ok(publications)
     }
@@ -235,10 +237,7 @@ impl Publications {
             let text = "publications need the agent of the node; start `bdnfs agent`";
             return Err(Failure::new(Kind::Unsupported, text));
         }
-        if !is_publication_key(key) {
-            let text = "the key of a publication has letters, digits, dots, underscores and dashes only";
-            return Err(Failure::new(Kind::Invalid, text));
-        }
+        check_publication_key(key)?;
         let uri: Uri = request.source.expose().parse()?;
         Patterns::filter(request.allow.as_deref(), &request.ignore)?;
         let (asked, allowed) = (request.clone(), self.config.inline_sources.clone());

@@ -3,8 +3,8 @@
 use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 
-/// Resolves all links in the absolute `path`, as far as it exists; `None` where that can't be told: behind a link that leads
-/// nowhere, in a directory that can't be looked into, or for `..` below what is missing. Touches the local disk.
+/// Resolves all links in the absolute `path`, as far as it exists; `None` where it can't be resolved. So it is behind a dangling
+/// link, in an unreadable directory, and for `..` below what is missing. Touches the local disk.
 pub fn real_path(path: &Path) -> Option<PathBuf> {
     let is_missing = |path: &Path| path.symlink_metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound);
     let there = path.ancestors().find(|above| !is_missing(above))?;

@@ -79,8 +79,8 @@ pub fn no_mirror() -> Error {
     Error::new(Kind::Unsupported, text)
 }
 
-/// Makes sure that there is nothing in the checkpoint directory of `volume` that an earlier job of this id left, and forgets what
-/// became of its own. Directories alone are nothing: what is mounted there has made them. Touches the local disk.
+/// Makes sure that no earlier job of this id left files in the checkpoint directory of `volume`, and removes the record of earlier
+/// saves. Empty directories may be there: mounts below have made them. Touches the local disk.
 ///
 /// # Errors
 /// [`Kind::Busy`] where there is something; [`Kind::Disk`], [`Kind::NoSpace`].

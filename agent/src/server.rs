@@ -35,7 +35,7 @@ use crate::signals::{self, Shutdown};
 use metrics::MetricsServer;
 pub use socket::ControlSocket;
 
-/// The time that an agent that ends waits for requests that are under way: its mounts stand still meanwhile.
+/// The time that an ending agent waits for requests under way. Its mounts stand still meanwhile.
 const REQUEST_END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An agent that has its cache and listens.

@@ -188,8 +188,8 @@ impl Volumes {
         fs::read_dir(&self.config.dir).map_or(true, |mut entries| entries.next().is_none())
     }
 
-    /// Removes what a crash has left: scratch directories that are not locked, but for those of the jobs
-    /// `needed`, and what is in the trash. The rest is removed in the background. Touches the local disk.
+    /// Removes what a crash has left: the trash, and unlocked scratch directories, except those of the jobs `needed`. The rest is
+    /// removed in the background. Touches the local disk.
     pub fn remove_leftovers(&self, needed: &HashSet<PathBuf>) {
         for (_, volume) in self.of_jobs() {
             if !needed.contains(&volume.path) {

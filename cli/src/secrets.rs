@@ -29,8 +29,8 @@ impl SecretsArgs {
         Self { secrets }
     }
 
-    /// The stores that are searched for the secret `name`: the environment first, which the agent cannot see and whose secret is
-    /// therefore sent along.
+    /// Returns the stores to search for the secret `name`, the environment first. The agent cannot see the environment of a
+    /// command, so the secret that it has is sent along.
     pub fn stores_for(&self, name: &str, env: impl Fn(&str) -> Option<OsString>) -> Result<Vec<SecretStore>> {
         let variable = variable(name);
         let text = env(&variable).map(OsString::into_string).transpose();

@@ -20,7 +20,7 @@
 //! The driver has no privileges and keeps nothing: all work is the agent's, which goes on when a call is given up, and is joined
 //! when the kubelet calls again.
 //!
-//! The controller, which keeps nothing, until somebody has connected to it:
+//! Serves the controller until somebody has connected:
 //!
 //! ```
 //! use std::time::Duration;

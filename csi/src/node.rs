@@ -176,9 +176,10 @@ impl NodeService {
     async fn is_published(&self, key: &str, until: Instant) -> Result<bool, Status> {
         let source = retry_while_away(until, || self.agent.publication(key)).await;
         let written = retry_while_away(until, || self.agent.volume(key)).await;
-        let source = known(source)?.is_some_and(|status| status.state == PublicationState::Published);
+        let source =
+            not_found_as_none(source)?.is_some_and(|status| status.state == PublicationState::Published);
         // While one is being prepared, nothing is bound, and it has no path.
-        Ok(source || known(written)?.is_some_and(|status| status.path.is_some()))
+        Ok(source || not_found_as_none(written)?.is_some_and(|status| status.path.is_some()))
     }
 
     /// Ends what is published, or is about to be.
@@ -241,7 +242,7 @@ impl NodeService {
         if let Ok(status) = self.agent.volume(&key).await {
             return Ok(written_volume::stats(status));
         }
-        let status = known(self.agent.publication(&key).await)?;
+        let status = not_found_as_none(self.agent.publication(&key).await)?;
         let status =
             status.ok_or_else(|| Status::not_found(format!("volume {id} is not published at {path}")))?;
         let progress = status.progress.unwrap_or_default();
@@ -262,8 +263,8 @@ impl NodeService {
     }
 }
 
-/// An answer about something that the agent may not know.
-fn known<T>(answer: Result<T, ClientError>) -> Result<Option<T>, Status> {
+/// Turns an agent's error that something is not found into `None`, and its other errors into a status.
+fn not_found_as_none<T>(answer: Result<T, ClientError>) -> Result<Option<T>, Status> {
     match answer {
         Ok(status) => Ok(Some(status)),
         Err(error) if error.is(Kind::NotFound) => Ok(None),

@@ -132,7 +132,7 @@ impl PodIdentity {
         }
     }
 
-    /// Returns a sample of what the kubelet would send for the identity that `attributes` name, for volumes that have no pod yet.
+    /// Returns a sample of the kubelet's tokens for the identity in `attributes`, for volumes that have no pod yet.
     pub fn sample(attributes: impl IntoIterator<Item = (String, String)>) -> Option<(String, String)> {
         let mut attributes: Attributes = attributes.into_iter().collect();
         let &(key, _) = IDENTITY_KEYS.iter().find(|(key, _)| attributes.has(key))?;

@@ -19,8 +19,8 @@ use crate::error::{Error, Kind, Result};
 
 /// The time for which a key that is still good is used on after its renewal failed.
 const RENEWAL_RETRY_DELAY: Duration = Duration::from_secs(10);
-/// The number of times, and the interval, at which a configured key that can't be read is looked for again when the one before it
-/// is refused: it is just being replaced, and a file that is written in place is empty for a moment.
+/// The number of times, and the interval, at which an unreadable configured key is read again when the one before it is refused. It
+/// is just being replaced, and a file that is written in place is empty for a moment.
 const REREAD_LIMIT: u32 = 20;
 const REREAD_INTERVAL: Duration = Duration::from_millis(100);
 /// The least age at which a refused key of a token service is replaced. A younger one is not the reason for the refusal.

@@ -29,8 +29,8 @@ const COMMIT_QUEUE_LEN: usize = 512;
 /// journal commit and a barrier each, and other dirty data on a cache's disk is mostly the cache's own.
 const SYNCFS_MIN_BATCH: usize = 8;
 
-/// The extended attribute that keeps a whole blob's digest, so that it is not hashed again: its 32 bytes as
-/// they are, which ext4 still keeps within the inode.
+/// The extended attribute with a whole blob's digest, for which it is not hashed again. It has the 32 bytes as they are, which ext4
+/// still keeps within the inode.
 pub const DIGEST_XATTR: &str = "user.bdnfs.digest";
 
 /// The digest that the whole `file` of `key` is to have; `None` where nobody knows.

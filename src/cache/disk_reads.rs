@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 
 use crate::error::{Error, Kind, Result};
-use crate::task::lost;
+use crate::task::join_error;
 use crate::watchdog::{WATCHDOG_TIMEOUT, Watchdog, WatchdogGuard};
 
 /// The number of reads that may wait for the disk on threads of a runtime: half of those that it has, so that the others do what
@@ -55,7 +55,7 @@ impl DiskReads {
     /// [Runs](Self::run) `read` on a blocking thread of `runtime`; `None` where the disk does not answer.
     ///
     /// # Errors
-    /// Those of [`lost`].
+    /// Those of [`join_error`].
     pub async fn run_blocking<T: Send + 'static>(
         self: &Arc<Self>,
         runtime: &Handle,
@@ -70,7 +70,7 @@ impl DiskReads {
                 let _permit = permit;
                 reads.run(&watching, read)
             };
-            runtime.spawn_blocking(read).await.map_err(lost)
+            runtime.spawn_blocking(read).await.map_err(join_error)
         };
         tokio::select! {
             biased;

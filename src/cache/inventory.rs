@@ -125,8 +125,9 @@ pub fn manifests(partition: &Partition) -> Result<Vec<(Digest, Manifest)>> {
     Ok(known.collect())
 }
 
-/// Forgets the snapshots of which nothing is among the files `found` of the partition, that are not in use, and came before the
-/// time `before`: their manifests go, which no limit counts. Returns how many that are.
+/// Removes the manifests of snapshots that have no content in the cache any more: no limit counts manifests. Such a snapshot has
+/// nothing among the files `found` of the partition, is not in use, and came before the time `before`. Returns the number of the
+/// removed ones.
 ///
 /// # Errors
 /// [`Kind::Disk`](crate::error::Kind::Disk).

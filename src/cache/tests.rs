@@ -316,7 +316,7 @@ fn pinned_snapshot_after_restart_is_not_evicted() {
     fill(&cache, 4, 2 * BLOCK).expect("room was made");
     assert!(!cache.has(&key(1), 2 * BLOCK));
     // Nothing of it is here any more.
-    assert_eq!(forget(SystemTime::UNIX_EPOCH), 0, "it came lately");
+    assert_eq!(forget(SystemTime::UNIX_EPOCH), 0, "it came recently");
     let used = cache.leases().lease_manifest(id);
     assert_eq!(forget(later), 0, "it is in use");
     drop(used);

@@ -38,7 +38,7 @@ impl CompleteGeneration {
 }
 
 impl SavedCheckpoint {
-    /// The states in which its job had finished it, the newest first: what is saved now, and what its entry keeps.
+    /// The states in which the job had finished the checkpoint, the newest first: the saved one, and the one that its entry keeps.
     pub fn complete_states(&self) -> impl Iterator<Item = Self> {
         let previous = self.previous_complete.as_ref().map(|previous| Self {
             id: self.id.clone(),

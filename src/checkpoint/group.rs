@@ -88,8 +88,8 @@ impl CheckpointGroup {
         })
     }
 
-    /// Whether every rank has a complete state, but these are of different times, so that they make up no state that there ever
-    /// was: one rank has finished a state that another has not.
+    /// Whether every rank has a complete state, but no complete states of all ranks are of one time. They make up no state of the
+    /// job then: one rank has finished a state that another has not.
     pub fn has_mixed_ranks(&self) -> bool {
         let has_state = |saved: &SavedCheckpoint| saved.complete_states().next().is_some();
         self.ranks.iter().all(has_state) && self.last_complete().is_none()
@@ -174,8 +174,8 @@ pub fn group(saved: impl IntoIterator<Item = SavedCheckpoint>) -> Vec<Checkpoint
     groups
 }
 
-/// The newest of `groups` that is whole and complete, or was: one that is not complete any more, on every rank, counts as what it
-/// was when it last was ([`CheckpointGroup::last_complete`]).
+/// The newest of `groups` that is or was whole and complete. One that is not complete any more on every rank counts in its [last
+/// complete state](CheckpointGroup::last_complete).
 pub fn latest<'a>(groups: impl IntoIterator<Item = &'a CheckpointGroup>) -> Option<CheckpointGroup> {
     let whole = groups.into_iter().filter(|group| group.is_whole());
     let complete = whole.filter_map(CheckpointGroup::last_complete);

@@ -42,8 +42,7 @@ const _: () = assert!(FRAGMENTS_PER_BLOCK == u16::BITS as u64);
 /// A tenant's number, the key of a blob of it, and the index of a fragment.
 type FragmentKey = (u64, Key, u64);
 
-/// The fragments that arrived a moment ago, the most recently used of them: as one tenant sees them, which shares their limit with
-/// all other tenants, and no fragment.
+/// One tenant's view of a shared LRU of recent fragments. Tenants share its limit, and no fragment.
 #[derive(Clone, Debug)]
 pub struct RecentFragments {
     fragments: Cache<FragmentKey, Bytes>,

@@ -17,7 +17,7 @@ use crate::error::{Kind, Result};
 use crate::extent::MAX_EXTENT_BLOCKS;
 use crate::fetch::{FetchOutcome, FetchScope, Wanted};
 use crate::flight::{Delivery, Flight};
-use crate::task::lost;
+use crate::task::join_error;
 use crate::tier::Urgency;
 
 use super::{Content, READ_DEADLINE, STAGE_STALL_LIMIT};
@@ -46,7 +46,7 @@ impl Content {
             None => {
                 let (content, joined) = (self.clone(), flight.clone());
                 let verified = self.resources.runtime.spawn_blocking(move || content.verify_doubted(&joined));
-                verified.await.map_err(lost)?
+                verified.await.map_err(join_error)?
             }
         };
         if wanted.is_empty() {
@@ -68,12 +68,15 @@ impl Content {
                     let (content, flight) = (self.clone(), flight.clone());
                     let waiting = async move {
                         let permit = content.resources.hash_permits.clone().acquire_owned().await;
-                        content.spawn_accept(permit, flight, arrival, keep_for_peers).await.map_err(lost)?
+                        content
+                            .spawn_accept(permit, flight, arrival, keep_for_peers)
+                            .await
+                            .map_err(join_error)?
                     };
                     self.resources.runtime.spawn(waiting.in_current_span())
                 }
             };
-            async move { accepted.await.map_err(lost)? }
+            async move { accepted.await.map_err(join_error)? }
         };
         let (accept, needs_disk) = (&accept, self.awaits_proof() || is_too_long_for_memory(flight));
         let accept = |arrival: Arrival| {

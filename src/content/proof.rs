@@ -15,7 +15,7 @@ use crate::extent::MAX_EXTENT_BLOCKS;
 use crate::fetch::{FetchOutcome, FetchScope};
 use crate::flight::Flight;
 use crate::origin;
-use crate::task::lost;
+use crate::task::join_error;
 use crate::tier::Urgency;
 
 use super::Content;
@@ -27,8 +27,8 @@ const MIN_PROVED_BLOCKS: u64 = 4;
 /// The number of times that a flight asks for a content before what comes is taken to be all that the origin has.
 const PROOF_ATTEMPT_LIMIT: u32 = 2;
 
-/// The number of flights that bring a content that is read when it is whole: so many that they are not held up by the slowest of
-/// them, and few enough to leave memory to the readers of others.
+/// The number of flights that fetch a content which is readable only when it is whole. They are so many that the slowest does not
+/// hold up the rest, and few enough to leave memory to the readers of others.
 const MAX_WHOLE_FLIGHTS: usize = 8;
 
 /// The error of a reader of a file that did not become whole within its deadline.
@@ -118,7 +118,7 @@ impl Content {
                 }
                 proved
             });
-            match proved.await.map_err(lost)? {
+            match proved.await.map_err(join_error)? {
                 Ok(()) => return Ok(FetchOutcome::Complete),
                 Err(error) if attempt == PROOF_ATTEMPT_LIMIT && !is_partial => {
                     if has_discarded {

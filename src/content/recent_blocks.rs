@@ -19,8 +19,8 @@ use crate::block::BLOCK;
 /// small beside the budget for flights.
 const MAX_BLOCKS: usize = 64;
 
-/// The blocks that arrived for readers and were not read to their ends yet, the newest of them: as one tenant sees them, which
-/// shares their limit with all other tenants, and no block.
+/// One tenant's view of a shared LRU of recently received blocks. It has blocks that arrived for readers and were not read to
+/// their ends yet. Tenants share its limit, and no block.
 #[derive(Debug, Default)]
 pub struct RecentBlocks {
     blocks: Arc<Mutex<VecDeque<RecentBlock>>>,

@@ -29,7 +29,7 @@ struct RecentFailure {
 }
 
 impl RecentFailures {
-    /// Records why `blocks` could not be had, and how long that took to find out.
+    /// Records why `blocks` could not be fetched, and how long that took to find out.
     pub(super) fn record(&self, blocks: Range<u64>, took: Duration, error: &Error) {
         if took < SLOW_FAILURE_DURATION {
             return;

@@ -23,7 +23,7 @@ const MEMORY_DURATION: Duration = REFETCH_BACKOFF.1;
 /// is asked more often about those that nobody has open.
 const MAX_REMEMBERED_CONTENTS: usize = 1024;
 
-/// The contents of a tenant that were refuted a while ago: who opens one anew waits as long as who still has it open.
+/// A tenant's contents that were refuted a while ago. Readers that open one anew wait as long as those that still have it open.
 #[derive(Debug, Default)]
 pub struct Refutations(Mutex<HashMap<Key, Arc<Refutation>>>);
 

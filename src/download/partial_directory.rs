@@ -22,8 +22,8 @@ pub struct PartialDirectory {
 }
 
 impl PartialDirectory {
-    /// Makes the directory that becomes `directory`, or resumes what another run has left of the same
-    /// content, whose digest is `content`: its name meanwhile is `directory.DIGEST.partial`.
+    /// Makes the directory that becomes `directory`, or resumes one left by another run for the same content. `content` is the
+    /// content's digest; meanwhile the name is `directory.DIGEST.partial`.
     ///
     /// # Errors
     /// [`Kind::Invalid`] for a `directory` that is not empty; [`Kind::Disk`].

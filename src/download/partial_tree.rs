@@ -39,8 +39,8 @@ pub(super) struct PartialTree {
 }
 
 impl PartialTree {
-    /// Makes the directories of the tree of the snapshot `id`, whose manifest it is, that becomes
-    /// `directory`; or resumes those that another run has left of it. Only the entries at `paths` are in it, where they are given.
+    /// Makes the directories of a tree that becomes `directory`, or resumes a tree left by another run. The tree is that of the
+    /// snapshot `id` with this `manifest`; where `paths` are given, it has only the entries at these.
     pub(super) fn create(
         manifest: Arc<Manifest>,
         id: &Digest,

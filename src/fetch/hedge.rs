@@ -96,12 +96,12 @@ impl<'a> HedgedRequest<'a> {
     /// # Errors
     /// [`Kind::Timeout`] when it stalls: where another tier is left at once, else at `deadline`.
     pub async fn next(&mut self, deadline: Instant) -> Result<Option<Arrival>> {
-        let (mut window, mut patience, mut in_time) = (self.window(), REQUEST_STALL_TIMEOUT, true);
+        let (mut window, mut stall_limit, mut in_time) = (self.window(), REQUEST_STALL_TIMEOUT, true);
         let mut failed = None;
         let step = self.target.step;
         let unanswered = self.first.0.latency.is_none();
         let arrived = loop {
-            let limit = if step.last { patience } else { self.block_timeout(unanswered) };
+            let limit = if step.last { stall_limit } else { self.block_timeout(unanswered) };
             let until = deadline.min(window.began + limit);
             tokio::select! {
                 biased;
@@ -120,7 +120,7 @@ impl<'a> HedgedRequest<'a> {
                     _ => {
                         let [first, longest] = FAILED_HEDGE_WAITS;
                         let waits = failed.get_or_insert_with(|| Backoff::new(first, longest, entropy()));
-                        (window, patience) = (self.window(), waits.wait());
+                        (window, stall_limit) = (self.window(), waits.wait());
                     }
                 },
                 () = sleep_until(until), if step.peer.is_none() => {
@@ -128,11 +128,11 @@ impl<'a> HedgedRequest<'a> {
                         in_time = false;
                         if self.is_slow(&window) {
                             self.hedge();
-                            (window, patience) = (self.window(), HEDGE_STALL_TIMEOUT);
+                            (window, stall_limit) = (self.window(), HEDGE_STALL_TIMEOUT);
                         } else {
                             // What stalls from now on has stalled since its last byte.
                             window = Window { began: self.last_byte(), ..self.window() };
-                            patience = patience.max(REQUEST_STALL_TIMEOUT);
+                            stall_limit = stall_limit.max(REQUEST_STALL_TIMEOUT);
                         }
                     } else if until == deadline || window.began.elapsed() >= self.block_timeout(unanswered) {
                         return Err(self.stalled(window.began.elapsed()));

@@ -88,7 +88,7 @@ impl<'a> TierRequest<'a> {
         self.began.elapsed()
     }
 
-    /// The index of the block that is to come, or that of which a fragment is.
+    /// The index of the next block, or of the block of the next fragment.
     pub fn block(&self) -> u64 {
         self.extent.first * self.unit / BLOCK
     }

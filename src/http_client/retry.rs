@@ -27,8 +27,8 @@ pub(crate) async fn retry_listing<T, F: Future<Output = Result<T>>>(send: impl F
     retry(&[Kind::Unavailable, Kind::Timeout], send).await
 }
 
-/// Retries `send` a few times after a failure that is one of `passing`; once after a response that dripped, which took all of the
-/// time that there is for retries.
+/// Retries `send` a few times after a failure of the kinds `passing`. After a response that dripped it is retried once: that took
+/// all of the time for retries.
 pub(crate) async fn retry<T, F: Future<Output = Result<T>>>(
     passing: &[Kind],
     mut send: impl FnMut() -> F,

@@ -13,8 +13,8 @@ use super::{INITIAL_RESPONSE_TIMEOUT, MAX_RESPONSE_TIMEOUT};
 /// The number of bytes that a request has to bring in a window of time in order not to be slow.
 pub(super) const MIN_WINDOW_BYTES: u64 = 128 << 10;
 
-/// Sends `request`, which counts the bytes that arrive into what it is given, and again beside it while it brings too little.
-/// Returns the first response; `None` after [`MAX_RESPONSE_TIMEOUT`] in which all were too slow.
+/// Sends `request`, and again in parallel while too few bytes arrive. It counts the bytes that arrive into its argument. Returns
+/// the first response; `None` after [`MAX_RESPONSE_TIMEOUT`] in which all were too slow.
 pub(crate) async fn send_hedged<T, E, F>(request: impl Fn(Arc<AtomicU64>) -> F) -> Option<Result<T, E>>
 where
     F: Future<Output = Result<T, E>>,

@@ -24,7 +24,7 @@ pub(super) const EXECUTABLE: u8 = 1;
 /// Kinds of blobs.
 pub(super) const CONTENT: u8 = 1;
 pub(super) const ORIGIN: u8 = 2;
-/// The flags of a blob whose SHA-256, and whose checks are known, and of one that holds several files.
+/// The flags of a blob: its SHA-256 is known, its checks are known, it holds several files.
 pub(super) const SHA256: u8 = 1;
 pub(super) const CHECKS: u8 = 2;
 pub(super) const PACK: u8 = 4;

@@ -30,7 +30,7 @@ impl ManifestContents for SortedEntries<'_> {
         below.step()?;
         let (mut index, mut blobs) = (0, BlobNumbers::default());
         while let Some(row) = here.next()? {
-            while index > 0 && !above.cursor.row().ok_or_else(lost)?.holds(&row) {
+            while index > 0 && !above.cursor.row().ok_or_else(missing_directory_error)?.holds(&row) {
                 above.step()?;
             }
             let node = match row.what {
@@ -126,6 +126,6 @@ impl NumberedCursor {
     }
 }
 
-fn lost() -> crate::error::Error {
+fn missing_directory_error() -> crate::error::Error {
     corrupt("the listing has an entry without a directory")
 }

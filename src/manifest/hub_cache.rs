@@ -41,8 +41,7 @@ pub struct HubCache {
     /// The directory of the repository: `models--owner--name`.
     repository: String,
     commit: String,
-    /// The revisions that lead to the commit: the one that was asked for, and the default one, which a program asks for that
-    /// names none.
+    /// The revisions that lead to the commit: the requested one, and the default one. Programs that name no revision ask for that.
     references: Vec<String>,
 }
 

@@ -67,8 +67,8 @@ pub struct Listing {
 }
 
 impl Listing {
-    /// An empty listing of what `origin` names, which takes only what `patterns` select. What is too much for memory goes to
-    /// the directory `scratch`, which is not touched before.
+    /// An empty listing of `origin` for the entries selected by `patterns`. It goes to the directory `scratch` when it is too large
+    /// for memory, and does not touch it before.
     pub fn new(origin: &str, patterns: Patterns, scratch: &Path) -> Self {
         Self {
             origin: origin.into(),

@@ -66,8 +66,8 @@ pub struct Ref {
 pub const HOME_SCHEME: &str = "cache://";
 
 impl Ref {
-    /// Whether it is a training cache, which nodes have beside the mirror: one that does not hear that it was removed would save it
-    /// again, however long it was away.
+    /// Whether it is a training cache: nodes have copies of it. A node that does not hear of its removal would save it again,
+    /// however long it was away.
     pub(super) fn is_home(&self) -> bool {
         self.source.starts_with(HOME_SCHEME)
     }
@@ -223,8 +223,8 @@ impl Mirror {
         Err(keeps_being_replaced(ours))
     }
 
-    /// Makes `ours` what its source is mirrored as, dated after what that was before, whatever clocks say. Returns it as it is
-    /// then. The `lease` must still be held.
+    /// Commits `ours` as the newest ref of its source, dated after the ref before, whatever clocks say. Returns it as it is then.
+    /// The `lease` must still be held.
     ///
     /// # Errors
     /// Those of [`commit_ref`](Self::commit_ref).

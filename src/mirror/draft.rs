@@ -104,8 +104,8 @@ impl Mirror {
         Ok((upload, journal))
     }
 
-    /// Resumes the upload of a blob of `size` bytes made from `recipe`, if a process that is gone left one; with the SHA-256 of
-    /// what is done, where that is wanted.
+    /// Resumes the upload of a blob of `size` bytes made from `recipe`, if an ended process left one. Returns it with the SHA-256
+    /// of the finished part, where that is wanted.
     ///
     /// # Errors
     /// Those of the store.

@@ -292,8 +292,8 @@ impl Mirror {
         Ok(refs)
     }
 
-    /// Verifies the index: that each entry is what was written, and that its checkpoint is mirrored. Each
-    /// fault goes to `report`. [`verify`](Self::verify) covers what refs reach.
+    /// Verifies the index: each entry is as it was written, and its checkpoint is mirrored. Each fault goes to `report`.
+    /// [`verify`](Self::verify) covers what refs reach.
     ///
     /// # Errors
     /// Those of the store.

@@ -92,7 +92,7 @@ impl Mirror {
         format!("{}/{key}", self.name)
     }
 
-    /// Makes sure that the mirror, which was there before, still is: a directory whose disk is not mounted looks like any other.
+    /// Makes sure that a mirror that was there before still exists. A directory whose disk is not mounted looks like any other.
     ///
     /// # Errors
     /// [`Kind::Unavailable`] where it is gone; those of [`exists`](Self::exists).
@@ -173,8 +173,9 @@ impl Mirror {
         Ok(())
     }
 
-    /// Creates the mirror if there is none yet, as one that has one writer at a time: for a store that creates no object on
-    /// condition that it is not there. Later users of the mirror find that out by themselves. False when it is there already.
+    /// Creates the mirror if there is none yet, with one writer at a time; false when it is there already. This is for a store
+    /// without conditional writes: it creates no object on condition that it is not there. Later users of the mirror find that out
+    /// by themselves.
     ///
     /// # Errors
     /// As [`exists`](Self::exists); [`Kind::Invalid`] when it is there already, and has as many writers as come.

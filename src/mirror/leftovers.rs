@@ -18,12 +18,12 @@ pub(super) fn collect(
     dry: bool,
     collected: &mut GcReport,
 ) -> io::Result<()> {
-    for entry in gone(std::fs::read_dir(root))?.into_iter().flatten() {
+    for entry in none_if_missing(std::fs::read_dir(root))?.into_iter().flatten() {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
             collect(&entry.path(), before, dry, collected)?;
         } else if unfinished(&entry) {
-            let Some(meta) = gone(entry.metadata())? else { continue };
+            let Some(meta) = none_if_missing(entry.metadata())? else { continue };
             if meta.modified()? >= before {
                 collected.kept += 1;
                 collected.kept_bytes += meta.len();
@@ -32,7 +32,7 @@ pub(super) fn collect(
             collected.objects += 1;
             collected.bytes += meta.len();
             if !dry {
-                gone(std::fs::remove_file(entry.path()))?;
+                none_if_missing(std::fs::remove_file(entry.path()))?;
             }
         }
     }
@@ -46,7 +46,7 @@ fn unfinished(entry: &DirEntry) -> bool {
 }
 
 /// Takes "not found" for success: what is no longer there need not be deleted.
-fn gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+fn none_if_missing<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(found) => Ok(Some(found)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),

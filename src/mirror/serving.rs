@@ -75,7 +75,7 @@ impl Mirror {
     /// The bytes `range` of a blob that is kept in frames.
     async fn restored(&self, key: &Path, blob: &Blob, range: Range<u64>) -> Result<Body> {
         let blocks = block::touched(&range);
-        let unknown = || damaged("a manifest", format!("it does not tell the frames of {blob}"));
+        let unknown = || damaged("a manifest", format!("its record has no frame table for {blob}"));
         let stored = blob.stored.range(blob.size, blocks.clone()).ok_or_else(unknown)?;
         let len = blob.stored.len(blob.size).ok_or_else(unknown)?;
         let mut lens = Vec::new();

@@ -142,8 +142,8 @@ impl Mirror {
         }
     }
 
-    /// Writes the object at `key` on a condition that the service checks; false where it does not hold, which may be so because the
-    /// object was written and the response to that was lost.
+    /// Writes the object at `key` on a condition that the service checks; false where it does not hold. That may also be because
+    /// the object was written and the response to that was lost.
     async fn put_on_condition(
         &self,
         key: &Path,

@@ -33,8 +33,8 @@ impl PreviousSnapshot {
         Self { manifest, mirror }
     }
 
-    /// The content of those of `files` of `listing` that are in an old pack in the same version. What can't be had is
-    /// left out.
+    /// The content of those of `files` of `listing` that are in an old pack in the same version. What is not
+    /// available is left out.
     pub(super) async fn content(&self, listing: &Manifest, files: &[u32]) -> HashMap<u32, Bytes> {
         let mut content = HashMap::new();
         let packs = self.packs(listing, files).unwrap_or_default();

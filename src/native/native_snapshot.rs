@@ -73,7 +73,7 @@ impl NativeSnapshot {
         Ok(native)
     }
 
-    /// The native snapshot of `snapshot` that is mounted already, which keeps what is here of its pack.
+    /// The native snapshot of an already mounted `snapshot`. It keeps the local part of its pack.
     ///
     /// # Errors
     /// Those of [`open`](Self::open).

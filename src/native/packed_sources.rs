@@ -120,8 +120,8 @@ pub(super) fn are_right(
     Ok(audited.damaged.is_empty())
 }
 
-/// Withdraws the packed blobs that were not verified within `period` and of which no digest is known, so that they are fetched
-/// again. Not on a disk that keeps no digests, where nothing could be used twice.
+/// Withdraws the packed blobs that can't be verified, so that they are fetched again. They were not verified within `period`, and
+/// no digest of them is known. Not on a disk that keeps no digests, where nothing could be used twice.
 pub(super) fn withdraw_unverifiable(
     snapshot: &Snapshot,
     layout: &DataLayout,

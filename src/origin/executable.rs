@@ -11,7 +11,7 @@ use crate::manifest::Listing;
 use crate::source::Patterns;
 use crate::tier::{Body, Origin, Tier, TierKind, Urgency};
 
-/// An origin of whose files those that the patterns select may be executed, beside those that it tells of itself.
+/// An origin with more executable files: those that match the patterns, beside those that the origin itself marks as executable.
 #[derive(Debug)]
 pub(super) struct ExecutableFiles {
     pub(super) origin: Arc<dyn Origin>,

@@ -83,8 +83,8 @@ impl Pagination {
 mod tests {
     use super::*;
 
-    /// Counts the pages that are taken of those with the keys of `page`, at most `most`.
-    fn taken(most: usize, page: impl Fn(usize) -> Vec<usize>) -> usize {
+    /// Counts the pages that are taken until one is refused, at most `most`; `page` gives the keys of each.
+    fn count_taken_pages(most: usize, page: impl Fn(usize) -> Vec<usize>) -> usize {
         let mut pages = Pagination::of("the service");
         let took = |n: &usize| {
             let keys: Vec<_> = page(*n).iter().map(|key| key.to_string().into_bytes()).collect();
@@ -97,22 +97,25 @@ mod tests {
     fn pages_in_a_cycle_are_refused_wherever_it_begins() {
         for (before, round) in [(0, 1), (0, 2), (1, 1), (5, 3), (0, 1000), (1000, 1), (777, 1234)] {
             let page = |n: usize| if n < before { n } else { before + (n - before) % round };
-            let taken = taken(usize::MAX, |n| (page(n) * 10..page(n) * 10 + 10).collect());
+            let taken = count_taken_pages(usize::MAX, |n| (page(n) * 10..page(n) * 10 + 10).collect());
             assert!((before + round..=3 * (before + round)).contains(&taken), "{before} {round}: {taken}");
         }
     }
 
     #[test]
     fn pages_in_a_cycle_that_is_cut_differently_are_refused() {
-        let taken = taken(usize::MAX, |n| (n * 10..n * 10 + 10).map(|key| key % 103).collect());
+        let taken = count_taken_pages(usize::MAX, |n| (n * 10..n * 10 + 10).map(|key| key % 103).collect());
         assert!(taken <= 40, "{taken}");
     }
 
     #[test]
     fn pages_in_any_order_are_taken_to_their_end() {
-        assert_eq!(taken(5000, |n| (0..10).map(|key| (n * 10 + key) * 7919 % 1_000_003).collect()), 5000);
+        assert_eq!(
+            count_taken_pages(5000, |n| (0..10).map(|key| (n * 10 + key) * 7919 % 1_000_003).collect()),
+            5000
+        );
         let sparse = |n: usize| if n.is_multiple_of(1000) { vec![n] } else { Vec::new() };
-        assert_eq!(taken(5000, sparse), 5000);
-        assert_eq!(taken(5000, |_| Vec::new()), 999);
+        assert_eq!(count_taken_pages(5000, sparse), 5000);
+        assert_eq!(count_taken_pages(5000, |_| Vec::new()), 999);
     }
 }

@@ -8,7 +8,7 @@ use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use reqwest::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_RANGE, HeaderMap, HeaderValue, RANGE};
 use reqwest::{Response, StatusCode};
 
-use super::{changed, gone};
+use super::{changed, missing_file_error};
 use crate::blob::Blob;
 use crate::error::{Error, Kind, Result};
 use crate::http_client::{body_of_length, header, transport_error};
@@ -49,10 +49,10 @@ impl RangeRequest {
         self.range.end - self.range.start
     }
 
-    /// The error of a request that failed: what is not found any more is no longer what the snapshot pinned.
+    /// The error of a failed request. Content that is not found any more is no longer that of the snapshot.
     pub(super) fn failed(&self, error: Error) -> Error {
         match error.kind() {
-            Kind::NotFound => gone(&self.name, &error.to_string()),
+            Kind::NotFound => missing_file_error(&self.name, &error.to_string()),
             Kind::Changed => self.changed(&error.to_string()),
             // What was read once is no wrong request: 400 RequestTimeout, 409, 423 pass.
             Kind::Invalid => Error::new(Kind::Unavailable, format!("{}: {error}", self.name)),

@@ -112,7 +112,7 @@ impl BackoffTable {
         over
     }
 
-    /// Returns the number of the members that `known` accepts which have stopped responding lately.
+    /// Returns the number of the members that `known` accepts which have stopped responding recently.
     pub fn recent_failures(&self, known: impl Fn(&str) -> bool) -> usize {
         let backoffs = self.backoffs.lock();
         let recent = |backoff: &PeerBackoff| !backoff.banned && backoff.since.elapsed() < BACKOFF_RANGE.0;

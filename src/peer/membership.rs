@@ -34,7 +34,7 @@ pub trait Membership: Send + Sync + fmt::Debug + 'static {
     fn announce(&self, _holds: Vec<u64>) {}
 }
 
-/// A list of live members, and how it has changed lately.
+/// A list of live members, and how it has changed recently.
 #[derive(Debug, Default)]
 pub struct MembershipView(Mutex<MembershipState>);
 
@@ -85,7 +85,7 @@ impl MembershipView {
         self.0.lock().since.get(id).copied()
     }
 
-    /// Returns the number of members that have joined or left lately.
+    /// Returns the number of members that have joined or left recently.
     pub fn recent_changes(&self) -> usize {
         let (mut state, now) = (self.0.lock(), Instant::now());
         state.recent.retain(|until| now < *until);

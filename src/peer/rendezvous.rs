@@ -50,8 +50,8 @@ pub fn choose_source_peer<'a>(
     highest(mine, others().filter(|m| m.zone == me.zone)).or_else(|| highest(mine, others()))
 }
 
-/// The order in which to ask for items that belong to these `owners`: so that at any time every owner sends in proportion to
-/// its share of all, and none is left with the rest when the others have finished.
+/// Returns the order in which to ask for items of these `owners`, so that all finish at the same time. At any time every owner
+/// sends in proportion to its share of all; none is left with the rest when the others have finished.
 pub fn interleave<O: Eq + Hash>(owners: &[O]) -> Vec<usize> {
     let mut shares: HashMap<&O, u64> = HashMap::new();
     let numbered = owners.iter().map(|owner| {

@@ -185,7 +185,7 @@ impl ResponseFrames {
         }
     }
 
-    /// Whether this node has made progress lately.
+    /// Whether this node has made progress recently.
     fn makes_progress(&mut self) -> bool {
         let (progress, now) = (self.provider.progress(), Instant::now());
         if progress != self.progress.0 {

@@ -57,7 +57,7 @@ impl Snapshot {
             shared if shared == size => Ok(content),
             other => {
                 let name = self.manifest().blob(number)?.to_string();
-                let text = format!("{name}: the server calls {other} and {size} bytes by the same version");
+                let text = format!("{name}: the server gave one version two sizes ({other}, {size} bytes)");
                 Err(Error::new(Kind::Changed, text))
             }
         }

@@ -138,8 +138,8 @@ impl Access {
         endpoint?.as_deref()
     }
 
-    /// The name of the secret that authorizes requests, and the secrets that came with it, where they have that one or
-    /// [are lost](Self::add_lost_secrets).
+    /// Returns the name of the secret that authorizes requests, and the secrets that came with the request. `None` where those lack
+    /// that secret, unless they [are lost](Self::add_lost_secrets).
     pub fn given_secret(&self) -> Option<(&str, &SharedSecrets)> {
         let name = self.secret_name()?;
         let given = || {
@@ -174,8 +174,8 @@ impl Access {
         }
     }
 
-    /// Adds an empty store for secrets that were lost with the agent that knew them, called `variable` in messages: what comes
-    /// again is put there.
+    /// Adds an empty store for secrets that were lost with an agent, called `variable` in messages. Secrets that are sent again are
+    /// put there.
     pub fn add_lost_secrets(&mut self, variable: &str) {
         let (secrets, variable) = (SharedSecrets::default(), variable.to_owned());
         self.secrets.insert(0, SecretStore::Environment { secrets, variable });

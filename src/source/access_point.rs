@@ -44,8 +44,8 @@ pub(super) fn split(rest: &str) -> Result<(String, &str)> {
         Some((format!("{begin}{mark}/{name}"), path))
     });
     split.filter(|(arn, _)| AccessPoint::of(arn).is_some()).ok_or_else(|| {
-        let text = "of ARNs only those of access points are read, arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME; a \
-                    bucket is written by its name";
+        let text = "unsupported ARN: only arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME can be read; a bucket is \
+                    written by its name";
         wrong("s3", text)
     })
 }
@@ -105,7 +105,7 @@ mod tests {
             "arn:aws:s3:eu-west-1:123456789012:accesspointé/x",
         ] {
             let error = format!("s3://{arn}").parse::<Uri>().expect_err(arn).to_string();
-            assert!(error.contains("only those of access points"), "{error}");
+            assert!(error.contains("unsupported ARN: only arn:aws:s3:REGION"), "{error}");
         }
     }
 }

@@ -119,7 +119,7 @@ impl AuthMethod {
         }
     }
 
-    /// The secret that it names, which is the credentials.
+    /// The name of the method's secret, where that is the credentials.
     pub fn secret(&self) -> Option<&str> {
         match self {
             Self::Secret { auth_secret_name } => Some(auth_secret_name),
@@ -127,7 +127,7 @@ impl AuthMethod {
         }
     }
 
-    /// The secret that it names, which is a token for an identity: only what is for that identity may replace it.
+    /// The name of the method's secret, where that is a token for an identity. Only a token for the same identity may replace it.
     pub fn token(&self) -> Option<&str> {
         match self {
             Self::AwsPodOidc { aws_pod_oidc_token: name, .. }

@@ -51,7 +51,7 @@ pub type FormerFiles = BTreeMap<Vec<u8>, FormerFile>;
 pub struct QuietTree {
     /// All but what is left out.
     pub unit: Arc<SealedUnit>,
-    /// The files that are published as in the snapshot before: those that are unchanged, and those that are left out.
+    /// The files that are published as in the snapshot before: unchanged files, and files that are left out.
     pub former: FormerFiles,
     /// The files that are left out.
     pub left_out: LeftOutFiles,

@@ -9,8 +9,8 @@ use crate::error::{Error, Kind, Result};
 use crate::tree_merge::{MergeEntry, MergeTree, directories_above};
 
 impl Scan {
-    /// Adds to `tree`, that of the scan, what the snapshot of `base` has at and below entries that are there and have content, but
-    /// can't be read: that is not removed. Returns the paths of these entries.
+    /// Adds entries of `base` to `tree`, the scan's own, where there is content now that can't be read: it was not removed. Returns
+    /// the paths of the unreadable entries; what `base` has at and below them is added.
     ///
     /// # Errors
     /// [`Kind::Invalid`] where a snapshot can't have such a file as it was.
@@ -38,9 +38,9 @@ impl Scan {
         Ok(skipped)
     }
 
-    /// Adds to `tree`, that of the scan, what the snapshot of `base` has and was not found in a directory that was changed just
-    /// before `walked_at`, the time at which the walk began in nanoseconds since 1970, or later: what is renamed meanwhile is found
-    /// neither at its old place nor at its new one.
+    /// Adds entries of `base` to `tree`, the scan's own, that the walk may have missed because they were renamed during it. Such a
+    /// rename is found neither at its old place nor at its new one. Entries are added below directories changed just before
+    /// `walked_at` or later: the time at which the walk began, in nanoseconds since 1970.
     ///
     /// # Errors
     /// [`Kind::Changed`] where a snapshot can't have such a file as it was.

@@ -41,7 +41,7 @@ impl UnwrittenContent {
         }
     }
 
-    /// Forgets what none of `files` has, which are all that there are.
+    /// Forgets content that none of `files` has; `files` are all files there are.
     pub fn retain<'a>(&mut self, files: impl Iterator<Item = &'a ScannedFile>) {
         if self.is_empty() {
             return;

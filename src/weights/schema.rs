@@ -113,7 +113,7 @@ pub(super) fn check_keys(fields: &Fields<'_>, known: &[JobKey], rules: Rules, fo
     }
 }
 
-/// Makes sure that `text`, which is `what`, can be what a job is called: any text that its environment can hold.
+/// Makes sure that `text` can be the name of a job: any text that its environment can hold. `what` is the text's name in the error.
 ///
 /// # Errors
 /// [`Kind::Invalid`].

@@ -253,8 +253,8 @@ impl Machine {
         kill_until_none("its savers are gone", || [self.savers(), self.starting_savers()].concat());
     }
 
-    /// What writes to the log of a saver and is neither the agent that opened it nor a test that reads it. Its name says nothing: the
-    /// thread that started it gave it its own, which it has for a moment after its start has returned.
+    /// Savers that were just started: processes that have a saver's log open, but for the agent and this test. They have the name of
+    /// the thread that started them for a moment.
     fn starting_savers(&self) -> Vec<Pid> {
         let is_log = |path: &Path| path.ends_with("saver.log") && self.is_own(path);
         let agents = self.agent_pids();

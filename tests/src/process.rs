@@ -113,7 +113,7 @@ pub fn wait_gone(processes: &[Pid]) {
 pub fn processes_with_open(is_named: impl Fn(&str) -> bool, is_open: impl Fn(&Path) -> bool) -> Vec<Pid> {
     let processes = fs::read_dir("/proc").expect("/proc").flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    // The name first, of which there is one: a process may have thousands of files open.
+    // The name first: it is one file, and a process may have thousands open.
     let named = pids.filter(|pid| {
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         is_named(name.trim_end())

@@ -120,8 +120,8 @@ pub struct VerifyReport {
     pub bytes: u64,
     /// Blobs that nothing is known to hold against, or that are being fetched now.
     pub unknown: u64,
-    /// The damage, one line each: content that was removed, manifests, mounts that have to be renewed, and then files that were
-    /// removed before and are still open.
+    /// The damage, one line each: removed content, manifests, mounts to renew, and then files that were removed before and are
+    /// still open.
     pub damaged: Vec<String>,
     /// The number of entries of `damaged` that were removed before.
     #[serde(default)]

@@ -260,8 +260,8 @@ impl JobStatus {
         }
     }
 
-    /// The exit code of a job that ended in `state`, as of podman: 0 where it completed, else that of its command, 128 and
-    /// the number of the signal that ended it, or [`NOT_COMPLETED_CODE`] where no command failed.
+    /// Returns the exit code of a job that ended in `state`, as podman counts. It is 0 where the job completed, else that of its
+    /// command, 128 and the number of the signal that ended it, or [`NOT_COMPLETED_CODE`] where no command failed.
     pub fn exit_code(state: JobState, exit: Option<&JobExit>) -> u8 {
         if state == JobState::Completed {
             return 0;

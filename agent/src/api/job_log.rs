@@ -1,6 +1,6 @@
 //! The output of a job, as it travels over the control socket.
 
-/// The header that says with which byte of all that a job printed an answer begins.
+/// The header with the offset of an answer's first byte in all that a job printed.
 pub const LOG_OFFSET_HEADER: axum::http::HeaderName = axum::http::HeaderName::from_static("bdnfs-from");
 
 /// The header that says on which stream a job printed an answer: `stdout` or `stderr`.

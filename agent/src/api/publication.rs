@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use bdnfs::error::{Error, Kind, Result};
 use bdnfs::source::{Access, Secret, TreeLayout};
 use serde::{Deserialize, Serialize};
 
@@ -76,8 +77,8 @@ impl PublicationRequest {
     /// Whether a URL in it is signed, so that it serves for a while only.
     ///
     /// # Errors
-    /// [`Kind::Invalid`](bdnfs::error::Kind::Invalid) for a URL that is none.
-    pub fn is_signed(&self) -> bdnfs::error::Result<bool> {
+    /// [`Kind::Invalid`] for a URL that is none.
+    pub fn is_signed(&self) -> Result<bool> {
         let mirror = self.mirror.as_ref().map(MirrorRequest::without_secrets).transpose()?;
         Ok(super::bare(&self.source)?.1 || mirror.is_some_and(|(_, had)| had))
     }
@@ -206,12 +207,27 @@ pub fn publication_key(runtime: &str, id: &str, target: Option<&Path>) -> String
     format!("{runtime}-{digest}")
 }
 
-/// Whether `key` can be one: letters, digits, `.`, `_` and `-`, the first a letter or digit.
+/// Whether `key` can be the key of a publication or volume: letters, digits, `.`, `_` and `-`, the first a letter or digit.
 pub fn is_publication_key(key: &str) -> bool {
     let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     key.len() <= MAX_KEY_LEN
         && key.starts_with(|c: char| c.is_ascii_alphanumeric())
         && key.bytes().all(is_fit)
+}
+
+/// Makes sure that `key` can be the key of a publication or volume.
+///
+/// # Errors
+/// [`Kind::Invalid`].
+pub fn check_publication_key(key: &str) -> Result<()> {
+    if is_publication_key(key) {
+        return Ok(());
+    }
+    let text = format!(
+        "invalid key {key:?}: expected up to {MAX_KEY_LEN} letters, digits, dots, underscores and dashes, the first a \
+         letter or digit"
+    );
+    Err(Error::new(Kind::Invalid, text))
 }
 
 #[cfg(test)]

@@ -116,7 +116,7 @@ pub struct ContainerVolume {
     pub directory: WritableDirectory,
     /// When it was published.
     pub began: DateTime<Utc>,
-    /// Whether an earlier run published it: what is bound at its target is its own, whether its directory can be had or not.
+    /// Whether an earlier run published it: what is bound at its target is its own, whether its directory can be opened or not.
     pub is_restored: bool,
     state: watch::Sender<State>,
     /// Keeps others from removing the directory.

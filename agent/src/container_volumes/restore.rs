@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bdnfs::error::{Error, Kind, Result};
-use bdnfs::task::{blocking, lost};
+use bdnfs::task::{blocking, join_error};
 use tokio::time::sleep;
 
 use super::ContainerVolumes;
@@ -15,8 +15,9 @@ use crate::publications::reconcile::RECONCILE_INTERVAL;
 use crate::volumes::SPACE_CHECK_INTERVAL;
 
 impl ContainerVolumes {
-    /// Goes on with the volumes of an earlier run. Those that have lost their containers are ended. What can't be had now, or lies
-    /// on a file system that nodes share, which may hang, is tried in the background: no other volume, job or mount waits for it.
+    /// Goes on with the volumes of an earlier run. Those that have lost their containers are ended. What can't be opened now, or
+    /// lies on a file system that nodes share, which may hang, is tried in the background: no other volume, job or mount waits for
+    /// it.
     pub async fn restore(self: &Arc<Self>) {
         let volumes = Arc::clone(self);
         let found = blocking(move || {
@@ -46,7 +47,7 @@ impl ContainerVolumes {
         }
         let (volumes, key) = (Arc::clone(self), key.to_owned());
         // In a task: who asked may give up half-way.
-        tokio::spawn(async move { volumes.restore_one(key).await }).await.map_err(lost)?
+        tokio::spawn(async move { volumes.restore_one(key).await }).await.map_err(join_error)?
     }
 
     async fn restore_one(self: &Arc<Self>, key: String) -> Result<Option<Arc<ContainerVolume>>> {

@@ -148,7 +148,7 @@ async fn prepare<U: HomeUser>(user: &U, home: &CacheHome, needs_newest: bool) ->
             return Err(error.context(format!("cannot get the newest state of {home}")));
         }
         Err(error) => {
-            user.warn(format!("{home} is as this node has it: {error}"));
+            user.warn(format!("{home} was not updated: {error}"));
             if home.is_shared() {
                 // The next one tries again.
                 return Ok(None);

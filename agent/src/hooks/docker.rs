@@ -22,7 +22,7 @@ use bdnfs::backoff::jittered;
 use bdnfs::boot;
 use bdnfs::error::{Kind, Result};
 use bdnfs::source::AuthMethod;
-use bdnfs::task::{blocking, lost};
+use bdnfs::task::{blocking, join_error};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -184,7 +184,7 @@ impl DockerVolumes {
     ) -> ApiResult<()> {
         let volumes = Arc::clone(self);
         let created = tokio::spawn(async move { volumes.publish_new(name, options, by).await });
-        created.await.unwrap_or_else(|error| Err(lost(error).into()))
+        created.await.unwrap_or_else(|error| Err(join_error(error).into()))
     }
 
     async fn publish_new(

@@ -9,7 +9,7 @@ use std::time::Instant;
 use bdnfs::auth::load;
 use bdnfs::error::Result;
 use bdnfs::source::{Secret, Uri};
-use bdnfs::task::{blocking, lost};
+use bdnfs::task::{blocking, join_error};
 use futures_util::future::try_join_all;
 use tokio::process::ChildStdin;
 
@@ -176,7 +176,7 @@ async fn mount(run: &JobRun, request: MountRequest) -> ApiResult<Arc<ManagedMoun
         mounted
     });
     let within = |f: Failure| Failure { message: format!("cannot mount {source}: {f}"), ..f };
-    let mounted = mounted.await.map_err(lost)?.map_err(within)?;
+    let mounted = mounted.await.map_err(join_error)?.map_err(within)?;
     for warning in &mounted.warnings {
         job.note(warning.clone());
     }

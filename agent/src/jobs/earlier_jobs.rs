@@ -58,7 +58,7 @@ impl EarlierJobs {
             last = last.max(id);
             let own = directory.join(id.to_string());
             // A crash may leave the directory of a job that was not accepted yet.
-            let is_launched = || supervisor::started(&own).is_some() || supervisor::is_supervised(&own);
+            let is_launched = || supervisor::read_info(&own).is_some() || supervisor::is_supervised(&own);
             if !jobs.contains_key(&id) && is_launched() {
                 jobs.insert(id, unreadable(id, ErrorKind::NotFound.into()));
             }
@@ -78,7 +78,7 @@ fn numbers(directory: &Path) -> io::Result<Vec<u64>> {
 fn without_record(id: u64, directory: &Path, damage: &Failure) -> JobRecord {
     let (_, events) = EventFile::read(directory);
     // `<volumes>/<tenant>/jobs/<id>`
-    let volume = supervisor::started(directory).and_then(|started| started.volume);
+    let volume = supervisor::read_info(directory).and_then(|started| started.volume);
     let part =
         |above: usize| volume.as_deref()?.ancestors().nth(above)?.file_name()?.to_str().map(str::to_owned);
     let mounts = numbers(&directory.join(MOUNTS_DIRECTORY)).unwrap_or_default();
@@ -91,7 +91,7 @@ fn without_record(id: u64, directory: &Path, damage: &Failure) -> JobRecord {
     let created = events.first().map_or_else(now, |first| first.at);
     let mut job = JobStatus::new(id, &request, Vec::new(), created);
     job.state = JobState::Running;
-    job.exit = supervisor::ended(directory);
+    job.exit = supervisor::read_exit(directory);
     match events.last().filter(|last| last.state.is_last()) {
         Some(last) => {
             job.exit_code = Some(JobStatus::exit_code(last.state, job.exit.as_ref()));

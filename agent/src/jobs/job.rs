@@ -252,7 +252,8 @@ impl Job {
         self.events.send_replace(events);
     }
 
-    /// Changes the status for the last time: first in the record, which `write` writes, then for clients, who see what is durable.
+    /// Changes the status for the last time: first in the record, by `write`, then for clients. So clients see only what is
+    /// durable.
     pub fn finish(
         &self,
         text: String,
@@ -301,7 +302,7 @@ impl Job {
     /// Whether the volume of its id is its own, and not that of another job which has the id. Touches the local disk.
     pub fn has_volume(&self) -> bool {
         let is_known = !self.request.training.id().is_empty();
-        is_known && (self.volume_created.load(Relaxed) || supervisor::started(&self.directory).is_some())
+        is_known && (self.volume_created.load(Relaxed) || supervisor::read_info(&self.directory).is_some())
     }
 
     /// Whether its commands have ended.

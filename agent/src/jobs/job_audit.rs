@@ -1,4 +1,4 @@
-//! The audit of a job: what it reads and was not verified lately is verified beside its commands.
+//! The audit of a job: what it reads and was not verified recently is verified beside its commands.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};

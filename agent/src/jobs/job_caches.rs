@@ -115,8 +115,8 @@ pub fn check(request: &JobRequest, shared: bool) -> Result<()> {
     check_cache_places(cache, &others.collect::<Vec<_>>())
 }
 
-/// Refuses caches that lie in a directory of `others`, of which the job has sources or checkpoints, or in the scratch directory,
-/// and those that one of these lies in; repositories of the Hub that may lie in a cache are none of `others`.
+/// Refuses caches that hide, or are hidden by, a directory of `others` or the scratch directory. `others` are the directories of
+/// the job's sources and checkpoints, without repositories of the Hub, which may lie in a cache.
 ///
 /// # Errors
 /// [`Kind::Invalid`].

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bdnfs::error::{Kind, Result};
-use bdnfs::task::{blocking, lost};
+use bdnfs::task::{blocking, join_error};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
@@ -44,7 +44,7 @@ impl JobSaver {
     /// [`Kind::Unavailable`] where something could not be saved; it is kept, and the error says where.
     pub async fn finish(mut self) -> ApiResult<()> {
         let Some(task) = &mut self.task else { return Ok(()) };
-        let report = task.await.map_err(lost)?;
+        let report = task.await.map_err(join_error)?;
         let volume = self.run.services.volume_of(&self.run.job);
         let report =
             blocking(move || Ok(saver::confirm_saved(volume.path(), &volume.checkpoints(), report))).await?;

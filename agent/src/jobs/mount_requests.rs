@@ -33,8 +33,8 @@ pub fn mount_requests(
     Ok(requests.collect())
 }
 
-/// The mirror that a job names, else this machine's own; `None` where there is the agent's, which is added to all requests, or none
-/// at all is wanted.
+/// Returns the mirror that a job names, else this machine's own. `None` where the job wants none, or where the agent has one: that
+/// is added to all requests anyway.
 pub fn named_mirror(mounter: &Mounter, request: &JobRequest) -> Result<Option<MirrorRequest>> {
     Ok(match &request.mirror {
         _ if request.direct => None,

@@ -90,7 +90,7 @@ impl IdleSupervisor {
                 let directory = order.directory.clone();
                 // It may have started the commands, and not come to say so.
                 let killed = blocking(move || {
-                    supervisor::started(&directory).iter().for_each(supervisor::kill_rest);
+                    supervisor::read_info(&directory).iter().for_each(supervisor::kill_rest);
                     Ok(())
                 });
                 let _ = killed.await;
@@ -169,8 +169,9 @@ impl SupervisorProcess {
         Ok(Some(Self(process?)))
     }
 
-    /// As [`find`](Self::find), once the kernel has a descriptor for it: one that lives is not to be taken for one that has ended.
-    pub async fn find_surely(directory: &Path, supervisor: &SupervisorInfo) -> Option<Self> {
+    /// As [`find`](Self::find), and retries until the kernel has a descriptor for it: a live supervisor is not to be taken for an
+    /// ended one.
+    pub async fn find_with_retry(directory: &Path, supervisor: &SupervisorInfo) -> Option<Self> {
         loop {
             match Self::find(directory, supervisor) {
                 Ok(found) => return found,

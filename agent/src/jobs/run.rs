@@ -195,7 +195,7 @@ impl JobRun {
         let deadline = Instant::now() + COMMANDS_START_TIMEOUT;
         loop {
             let lives = supervisor::is_supervised(directory);
-            if let Some(supervisor) = supervisor::started(directory) {
+            if let Some(supervisor) = supervisor::read_info(directory) {
                 return Some(supervisor);
             }
             if !lives || Instant::now() > deadline {
@@ -206,13 +206,13 @@ impl JobRun {
     }
 
     /// Waits until the commands have ended, and passes stop requests on to their supervisor.
-    /// Meanwhile what they read is verified, where it was not lately; that is over when this returns, unless the job is stopped.
+    /// Meanwhile what they read is verified, where it was not recently; that is over when this returns, unless the job is stopped.
     async fn supervise(&self, supervisor: &SupervisorInfo) -> ApiResult<JobExit> {
         let job = &self.job;
         // Its commands run, so nothing that they need is given back where it can't start.
         let audit = JobAudit::start(self);
         let audit = audit.inspect_err(|error| tracing::warn!("job {}: {error}", job.id())).ok();
-        let process = SupervisorProcess::find_surely(job.directory(), supervisor).await;
+        let process = SupervisorProcess::find_with_retry(job.directory(), supervisor).await;
         if job.state() != JobState::Running {
             let text = format!("its commands run below process {}", supervisor.pid);
             // They run whether or not that can be written down: they are not let go of.
@@ -257,7 +257,7 @@ impl JobRun {
         }
         let (directory, supervisor) = (job.directory().to_owned(), supervisor.clone());
         let exit = blocking(move || {
-            supervisor::ended(&directory).ok_or_else(|| {
+            supervisor::read_exit(&directory).ok_or_else(|| {
                 supervisor::kill_rest(&supervisor);
                 Error::new(Kind::Interrupted, "its supervisor was killed, and its processes with it")
             })

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::job::JobExit;
 use crate::context::Context;
-use crate::durable::{drop_spare, keep_spare, write_json_surely};
+use crate::durable::{drop_spare, keep_spare, write_json_with_spare};
 use crate::{runtime, volumes};
 
 mod commands;
@@ -261,7 +261,7 @@ impl JobDirectory {
 
     /// Writes a file that is there whole, and durably, or not at all.
     fn write(&self, name: &str, what: &impl Serialize) -> Result<()> {
-        write_json_surely(&self.path(), name, what).with_context(|| format!("cannot write {name}"))
+        write_json_with_spare(&self.path(), name, what).with_context(|| format!("cannot write {name}"))
     }
 }
 
@@ -294,13 +294,13 @@ pub fn is_supervised(directory: &Path) -> bool {
     volumes::is_locked(&directory.join(LOCK_FILE))
 }
 
-/// The supervisor of the job in `directory`, which may have ended; `None` where its commands were never started.
-pub fn started(directory: &Path) -> Option<SupervisorInfo> {
+/// Reads which supervisor the job in `directory` has or had; `None` where its commands were never started.
+pub fn read_info(directory: &Path) -> Option<SupervisorInfo> {
     read(&directory.join(STARTED_FILE))
 }
 
-/// The exit of the commands of the job in `directory`; `None` where its supervisor did not write one.
-pub fn ended(directory: &Path) -> Option<JobExit> {
+/// Reads the exit of the commands of the job in `directory`; `None` where its supervisor did not write one.
+pub fn read_exit(directory: &Path) -> Option<JobExit> {
     read(&directory.join(ENDED_FILE))
 }
 
@@ -340,7 +340,7 @@ mod tests {
         fill(home.path());
         let exit = JobExit { code: Some(3), ..JobExit::default() };
         directory.write(ENDED_FILE, &exit).unwrap();
-        assert_eq!(ended(home.path()), Some(exit));
+        assert_eq!(read_exit(home.path()), Some(exit));
     }
 
     /// A process in a mount namespace of its own; `None` where none can be made.

@@ -13,7 +13,7 @@ use crate::fdstore::{FDSTORE_RESTART_PAUSE, FdStore};
 
 /// The interval at which it is checked whether the fd store has all mounts.
 const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(2);
-/// The time that an agent that ends waits for an fd store that is away: without it, its mounts end.
+/// The time that an ending agent waits for an absent fd store. Without the store, the agent's mounts end.
 pub(super) const LAST_STORE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The fd store of a persistent agent; another one has none.

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bdnfs::error::{Kind, Result};
 use bdnfs::snapshot::Snapshot;
 use bdnfs::source::Access;
-use bdnfs::task::{blocking, lost};
+use bdnfs::task::{blocking, join_error};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
@@ -108,7 +108,7 @@ impl MountManager {
         });
         match answered.await {
             Ok(mounted) => mounted,
-            Err(_) => Err(task.await.map_or_else(|error| lost(error).into(), |()| Failure::closing())),
+            Err(_) => Err(task.await.map_or_else(|error| join_error(error).into(), |()| Failure::closing())),
         }
     }
 

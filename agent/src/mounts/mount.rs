@@ -27,20 +27,20 @@ pub struct ManagedMount {
     snapshot: Arc<Snapshot>,
     mountpoint: PathBuf,
     attachment: RwLock<Arc<Attachment>>,
-    /// Held while it is unmounted or its attachment replaced: an attachment made meanwhile would stay.
+    /// Held while the mount is unmounted or its attachment replaced: an attachment made meanwhile would stay.
     changing: Mutex<()>,
     record: MountRecord,
     /// The request that made the mount, with its secrets.
     request: MountRequest,
-    /// Whether an earlier agent has mounted it, and this one goes on with that mount.
+    /// Whether an earlier agent mounted this, and this one goes on with that mount.
     resumed: bool,
     staged: AtomicBool,
     detached: AtomicBool,
-    /// Whether the fd store has its descriptors, so that it outlives this process.
+    /// Whether the fd store has the mount's descriptors, so that the mount outlives this process.
     stored: AtomicBool,
     gone: watch::Sender<bool>,
     converting: watch::Sender<bool>,
-    /// The reason why it is not native.
+    /// The reason why the mount is not native.
     note: Mutex<Option<String>>,
 }
 
@@ -76,12 +76,12 @@ impl ManagedMount {
         MountRecord { staged: self.staged.load(Ordering::Relaxed), ..self.record.clone() }
     }
 
-    /// Marks it as one to be staged. False where it is marked already.
+    /// Marks the mount as one to be staged. False where it is marked already.
     pub fn mark_staged(&self) -> bool {
         !self.staged.swap(true, Ordering::Relaxed)
     }
 
-    /// Marks it as one that is not to be staged: what says so could not be recorded.
+    /// Marks the mount as not to be staged: [`mark_staged`](Self::mark_staged) could not be recorded.
     pub fn unmark_staged(&self) {
         self.staged.store(false, Ordering::Relaxed);
     }
@@ -96,17 +96,17 @@ impl ManagedMount {
         &self.request
     }
 
-    /// Whether an earlier agent has mounted it: what was bound then shows it.
+    /// Whether an earlier agent made the mount: what was bound then shows it.
     pub fn is_resumed(&self) -> bool {
         self.resumed
     }
 
-    /// Sets whether the fd store has its descriptors.
+    /// Sets whether the fd store has the mount's descriptors.
     pub fn set_stored(&self, stored: bool) {
         self.stored.store(stored, Ordering::Relaxed);
     }
 
-    /// Whether the fd store has its descriptors, so that it outlives this process.
+    /// Whether the fd store has the mount's descriptors, so that the mount outlives this process.
     pub fn is_stored(&self) -> bool {
         self.stored.load(Ordering::Relaxed)
     }
@@ -121,8 +121,8 @@ impl ManagedMount {
         self.attachment.read().clone()
     }
 
-    /// Replaces its attachment by what `replace` makes of it, and returns whether it made any. Not where it
-    /// is detached. Blocks on the kernel.
+    /// Replaces the mount's attachment by the one that `replace` makes of it, and returns whether it made one. A detached mount
+    /// keeps its own. Blocks on the kernel.
     ///
     /// # Errors
     /// Those of `replace`.
@@ -137,8 +137,8 @@ impl ManagedMount {
         Ok(is_replaced)
     }
 
-    /// Marks it as about to become native: until that is [known](Self::end_conversion), its stage is not
-    /// reported as done. False where it is marked, or is no FUSE mount of this process's own.
+    /// Marks the mount as about to become native: until that is [known](Self::end_conversion), its stage is not reported as done.
+    /// False where it is marked, or is no FUSE mount of this process's own.
     pub(super) fn begin_conversion(&self) -> bool {
         // Asked under the lock of the mark: one that was just converted is unmarked, and no FUSE mount any more.
         self.converting.send_if_modified(|converting| {
@@ -149,13 +149,13 @@ impl ManagedMount {
         })
     }
 
-    /// Waits while it is about to become native.
+    /// Waits while the mount is about to become native.
     pub(super) async fn await_conversion(&self) {
         // The sender lives as long as `self`, so this can't fail.
         let _ = self.converting.subscribe().wait_for(|converting| !converting).await;
     }
 
-    /// Ends the conversion: it is native, or why it is not.
+    /// Ends the conversion to a native mount; `note` says why the mount is not native, where it failed.
     pub(super) fn end_conversion(&self, note: Option<String>) {
         *self.note.lock() = note;
         self.converting.send_replace(false);
@@ -166,7 +166,7 @@ impl ManagedMount {
         &self.snapshot
     }
 
-    /// Detaches it from the directory tree; processes that use it go on. Blocks on the kernel.
+    /// Detaches the mount from the directory tree; processes that use it go on. Blocks on the kernel.
     ///
     /// # Errors
     /// Those of [`Attachment::detach`].
@@ -177,7 +177,7 @@ impl ManagedMount {
         Ok(())
     }
 
-    /// Unmounts it. From then on it counts as detached, though it may end a moment later. Blocks on the kernel.
+    /// Unmounts the mount. From then on it counts as detached, though it may end a moment later. Blocks on the kernel.
     ///
     /// # Errors
     /// Those of [`Attachment::unmount`].
@@ -188,7 +188,7 @@ impl ManagedMount {
         Ok(())
     }
 
-    /// Whether its mount point shows it: somebody else may have unmounted it. Blocks on the kernel.
+    /// Whether the mount point still shows this mount: somebody else may have unmounted it. Blocks on the kernel.
     ///
     /// # Errors
     /// Those of [`Attachment::is_mounted`].
@@ -207,17 +207,17 @@ impl ManagedMount {
         self.mountpoint() == mountpoint && !self.is_detached()
     }
 
-    /// Notes that it is unmounted, and that its leases and records are gone.
+    /// Marks the mount as removed: it is unmounted, and its leases and records are gone.
     pub fn set_gone(&self) {
         self.gone.send_replace(true);
     }
 
-    /// Whether it is unmounted, by whomever, and its leases and records are gone.
+    /// Whether the mount is removed: unmounted, by anybody, and its leases and records gone.
     pub fn is_gone(&self) -> bool {
         *self.gone.borrow()
     }
 
-    /// Waits until it is unmounted, and its leases and records are gone.
+    /// Waits until the mount is unmounted, and its leases and records are gone.
     pub async fn await_removal(&self) {
         // The sender lives as long as `self`, so this can't fail.
         let _ = self.gone.subscribe().wait_for(|gone| *gone).await;
@@ -252,7 +252,7 @@ impl ManagedMount {
         }
     }
 
-    /// Counts the bytes of it that are local; `None` where that takes too long to count, or can't be told. Touches the local disk.
+    /// Counts the bytes of the mount that are local; `None` where that takes too long or fails. Touches the local disk.
     pub fn local(&self) -> Option<u64> {
         self.count_local().unwrap_or_else(|error| {
             tracing::warn!("cannot tell how much of {} is local: {error}", self.mountpoint().display());
@@ -274,13 +274,14 @@ impl ManagedMount {
         Ok(Some(local))
     }
 
-    /// Starts to stage it, unless that is under way or done; `verify`: in any case, and verifies what is local already.
+    /// Starts to stage the mount, unless that is under way or done. With `verify` it always starts, and verifies what is local
+    /// already.
     pub fn stage(&self, verify: bool) -> StageStatus {
         let stage = if verify { self.snapshot.stage_verified() } else { self.snapshot.stage() };
         self.status_of(&stage)
     }
 
-    /// The state of its stage; `None` where it was never staged.
+    /// The state of the mount's stage; `None` where it was never staged.
     pub fn stage_state(&self) -> Option<StageState> {
         self.snapshot.staged().map(|stage| self.status_of(&stage).state)
     }
@@ -298,7 +299,7 @@ impl ManagedMount {
         MountScrape { source, mountpoint, state, bytes: manifest.bytes(), traffic }
     }
 
-    /// The progress of its stage at its end, or after `timeout`; `None` where it was never staged.
+    /// The progress of the mount's stage at the end of the stage, or after `timeout`; `None` where it was never staged.
     pub async fn staging(&self, timeout: Duration) -> Option<StageStatus> {
         let stage = self.snapshot.staged()?;
         // At the end or at the timeout, the answer is the state at that moment.
@@ -311,7 +312,7 @@ impl ManagedMount {
         Some(self.status_of(&stage))
     }
 
-    /// The progress of its `stage`, for clients.
+    /// The progress of the mount's `stage`, for clients.
     fn status_of(&self, stage: &Stage) -> StageStatus {
         let state = match stage.outcome() {
             None => StageState::Running,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bdnfs::error::{Error, Kind, Result};
-use bdnfs::task::{blocking, lost};
+use bdnfs::task::{blocking, join_error};
 
 use super::base::{Base, BaseKey};
 use super::publication::Publication;
@@ -22,7 +22,7 @@ impl Publications {
         let (publications, deployed) = (Arc::clone(&self), Arc::clone(&publication));
         // In a task of its own: a panic is a failure, and whoever waits for the outcome gets it.
         let deployment = tokio::spawn(async move { publications.deploy(&deployed).await });
-        match deployment.await.unwrap_or_else(|error| Err(lost(error).into())) {
+        match deployment.await.unwrap_or_else(|error| Err(join_error(error).into())) {
             Ok(message) => {
                 publication.set_published(message);
                 self.unpublish_when_cancelled(publication).await;

@@ -164,8 +164,9 @@ impl Publications {
         }
     }
 
-    /// Ends publications whose target is not mounted any more, whose job has ended, or which no container uses, now nor when
-    /// `unused` was found; and removes binds that belong to none. Returns which no container uses.
+    /// Ends publications that nobody needs any more, and removes binds that belong to none. Ended are those whose target is not
+    /// mounted any more, whose job has ended, or which no container uses, now and when `unused` was found. Returns the keys of
+    /// those that no container uses.
     async fn reconcile(self: &Arc<Self>, unused: &HashSet<String>) -> Result<HashSet<String>> {
         // A publication that was published before the table is read is in it.
         let published: Vec<_> = self.all().into_iter().filter(|one| one.is_published()).collect();

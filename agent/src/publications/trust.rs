@@ -10,8 +10,8 @@ use crate::api::publication::PublicationRequest;
 use crate::mounts::REQUEST_SECRETS;
 use crate::real_path::real_path;
 
-/// The sources that authors who are not administrators may name where the configuration says nothing: services whose hosts the
-/// author does not choose.
+/// The schemes of sources that authors other than administrators may name by default. These are services whose hosts the author
+/// does not choose.
 pub const DEFAULT_INLINE_SOURCES: [&str; 6] = ["hf", "s3", "gs", "r2", "azure", "cw"];
 
 /// Makes sure that the author of `request` may ask for it. `inline_sources` are the schemes and prefixes of

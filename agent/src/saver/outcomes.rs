@@ -248,7 +248,7 @@ impl Saver {
         gone
     }
 
-    /// Notes that the job has deleted a state of a checkpoint that was not saved; `generation` is what was saved before, 0 for nothing.
+    /// Records that the job deleted an unsaved state of a checkpoint; `generation` is the one saved before, 0 for none.
     pub(super) fn note_deleted(&mut self, name: &str, generation: u64) {
         self.note_rarely(match generation {
             0 => format!("{name} was deleted by the job before it was saved"),
@@ -314,8 +314,8 @@ impl Saver {
     }
 }
 
-/// Marks the report of an unsaved state, which `was_sealed` or not, as that of a checkpoint that the job has deleted. False where that
-/// is not listed any more: it was neither sealed nor saved before.
+/// Marks the report of an unsaved state as that of a checkpoint deleted by its job; `was_sealed` says whether the state was sealed.
+/// False where the checkpoint is not listed any more: it was neither sealed nor saved before.
 pub(super) fn mark_deleted(one: &mut UnitReport, was_sealed: bool) -> bool {
     let is_skipped = was_sealed && one.generation == 0;
     one.state = if is_skipped { CheckpointState::Skipped } else { CheckpointState::Saved };

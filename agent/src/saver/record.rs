@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::saving::{CheckpointState, SaveReport};
 use crate::context::Context;
-use crate::durable::{keep_spare, write_json_surely};
+use crate::durable::{keep_spare, write_json_with_spare};
 
 /// The file in a volume with its [`SaverRecord`].
 const RECORD_FILE: &str = "saver.json";
@@ -124,7 +124,7 @@ impl SaverRecord {
 
 /// Writes a file in the directory of a volume, or in that of its seals, which is there whole, and durably, or not at all.
 pub(super) fn write(volume: &Path, name: &str, what: &impl Serialize) -> Result<()> {
-    write_json_surely(volume, name, what)
+    write_json_with_spare(volume, name, what)
         .with_context(|| format!("cannot write {}", volume.join(name).display()))
 }
 

@@ -9,7 +9,7 @@ use bdnfs::backoff::Backoff;
 use bdnfs::digest::Digest;
 use bdnfs::error::{Kind, Result};
 use bdnfs::mirroring::MirrorProgress;
-use bdnfs::task::{blocking, lost};
+use bdnfs::task::{blocking, join_error};
 use bdnfs::volume::{EncodedPath, Seal, Seals, SettleTracker, UnitState, VolumeDirectory};
 use chrono::Utc;
 use tokio::task::JoinHandle;
@@ -141,7 +141,7 @@ impl Drop for SaveTask {
 impl SaveTask {
     /// Waits for its outcome.
     pub(super) async fn outcome(&mut self) -> Result<UploadOutcome> {
-        (&mut self.work).await.map_err(lost)?
+        (&mut self.work).await.map_err(join_error)?
     }
 }
 

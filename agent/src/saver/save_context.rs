@@ -128,7 +128,7 @@ impl SettledUnit {
 }
 
 impl SaveContext {
-    /// The context of an order, whose `directory` is open, and of which the disk has failed to write what is `unwritten`.
+    /// The context of an order with its open `directory`. The disk has failed to write the content `unwritten` of that.
     pub fn new(order: SaveOrder, directory: Arc<VolumeDirectory>, unwritten: UnwrittenContent) -> Self {
         Self { order, directory, mirror: OnceCell::new(), unwritten: Mutex::new(unwritten) }
     }
@@ -344,13 +344,14 @@ fn last_seal(volume: &Path, unit: &str) -> Option<SettledUnit> {
     serde_json::from_slice(&text).ok()
 }
 
-/// The state in which a unit was last sealed, if it is what its job has left of that so far, deleting it. Touches the local disk.
+/// Returns the last sealed state of a unit of which a deletion in progress has left only `seal`; `None` for other units. Touches
+/// the local disk.
 pub fn whole_of_remainder(volume: &Path, seal: &Seal) -> Option<Digest> {
     let last = last_seal(volume, &seal.unit)?;
     seal.is_remainder_of(&last.seal).then_some(last.fingerprint)
 }
 
-/// Whether a unit is what its job has left so far, deleting it, of what was `saved` of it. Touches the local disk.
+/// Returns whether the unit is what a deletion in progress has left of its state `saved`. Touches the local disk.
 pub fn is_remainder(volume: &Path, seal: &Seal, saved: &SavedState) -> bool {
     whole_of_remainder(volume, seal) == Some(saved.fingerprint)
 }

@@ -51,8 +51,8 @@ impl Saver {
         }
     }
 
-    /// Whether a unit that is not sealed may be torn, as its job was killed, or a process that was writing to it, or that may have
-    /// been: the last that was written to it is no whole marker, or it still is as it was when it had a writer.
+    /// Whether an unsealed unit may be torn: its job was killed, or a process that wrote to it or may have done so. It may be torn
+    /// where it is unchanged since it had a writer, or where a whole marker was not its last write.
     async fn is_torn(&self, seal: &Seal) -> bool {
         let is_killed = self.ended.is_some_and(|(_, end)| end == JobEnd::Killed);
         let is_cut = self.cut.is_incomplete || seal.has_file_of(&self.cut.files);
@@ -127,8 +127,9 @@ impl Saver {
         }
     }
 
-    /// The state of which a unit is a remainder: what its job, which deletes it, has left so far. `None` where it is no remainder.
-    /// One of a saved state never replaces that; one of a state that is not saved is saved, and is not complete.
+    /// Returns whether the unit is what is left of a deletion in progress, and whether the state before it was saved. `None` where
+    /// it is no such remainder. A remainder of a saved state never replaces that; one of an unsaved state is saved, and is not
+    /// complete.
     pub(super) async fn remainder_of(
         &mut self,
         name: &str,

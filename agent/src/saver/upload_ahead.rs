@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bdnfs::error::Result;
-use bdnfs::task::lost;
+use bdnfs::task::join_error;
 use bdnfs::volume::{EncodedPath, SEAL_QUIET_PERIOD, Seal, Seals};
 use tokio::task::JoinHandle;
 
@@ -47,8 +47,8 @@ impl Drop for AheadTask {
 }
 
 impl AheadFiles {
-    /// Records what a scan found of the units `names` at the time `now`, counted from any moment, and returns a part of one that
-    /// nobody has written for a while: its largest file that is due, of the unit that was written last.
+    /// Records what a scan found of the units `names`, and returns a file to upload that nobody has written for a while. It is the
+    /// largest due file of the unit that was written last. `now` is the time of the scan, counted from any moment.
     pub fn next(&mut self, found: &Seals, names: &[String], now: Duration) -> Option<Seal> {
         let units = || names.iter().filter_map(|name| found.get(name));
         let large = |seal: &'_ Seal| {
@@ -107,7 +107,7 @@ impl AheadTask {
 
     /// Waits for its outcome: false where the file has a writer.
     pub async fn outcome(&mut self) -> Result<bool> {
-        (&mut self.work).await.map_err(lost)?
+        (&mut self.work).await.map_err(join_error)?
     }
 }
 

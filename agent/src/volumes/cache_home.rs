@@ -173,22 +173,23 @@ impl CacheHome {
         self.try_lock(USAGE_LOCK_FILE)
     }
 
-    /// Notes that a user whose changes are to be saved has left it to others that use it. Touches the local disk.
+    /// Marks the home's save as pending: a user whose changes are to be saved has left that to the home's other users. Touches the
+    /// local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).
-    pub fn owe_save(&self) -> Result<()> {
+    pub fn mark_save_pending(&self) -> Result<()> {
         let owed = File::create(self.path.join(OWED_FILE));
         owed.map(drop).with_context(|| format!("cannot write to {}", self.path.display()))
     }
 
-    /// Whether a user whose changes are to be saved has left it to others. Touches the local disk.
-    pub fn owes_save(&self) -> bool {
+    /// Whether a save of the home is pending, left by a user to others. Touches the local disk.
+    pub fn is_save_pending(&self) -> bool {
         self.path.join(OWED_FILE).exists()
     }
 
-    /// Notes that it is saved. Touches the local disk.
-    pub(super) fn pay_save(&self) -> Result<()> {
+    /// Clears the mark of a pending save: the home is saved. Touches the local disk.
+    pub(super) fn clear_pending_save(&self) -> Result<()> {
         match fs::remove_file(self.path.join(OWED_FILE)) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 Err(error).with_context(|| format!("cannot write to {}", self.path.display()))

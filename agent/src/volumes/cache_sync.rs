@@ -240,7 +240,7 @@ impl CacheSync {
                 Err(error) if error.kind() == Kind::Busy && attempt < SAVE_ATTEMPT_LIMIT => attempt += 1,
                 saved => {
                     let mut saved = saved?;
-                    self.with_home(|home| home.pay_save()).await?;
+                    self.with_home(|home| home.clear_pending_save()).await?;
                     saved.unreported = self.home.report_use(&self.mirror, false).await.err();
                     return Ok(saved);
                 }

@@ -22,8 +22,8 @@ struct CountedUsage {
 }
 
 impl CacheHome {
-    /// The bytes that a home occupies which nodes share: as one of them counted lately, else counted now; while another one
-    /// counts, as they were counted before. `None` where they never were. Touches its disk.
+    /// Returns the bytes that a shared home occupies. A recent count of any node is used; else they are counted now, or, while
+    /// another node counts, the count before is used. `None` where they were never counted. Touches its disk.
     pub fn shared_usage(&self) -> Option<u64> {
         let last = self.last_usage();
         if let Some((bytes, true)) = last {

@@ -115,7 +115,7 @@ impl CacheHome {
         tree.is_ok_and(|tree| mounts::is_bound_anywhere(&tree).unwrap_or(true))
     }
 
-    /// The machine of a user of a home on a shared file system that has written its file lately; after a crash it may be gone.
+    /// The machine of a user of a home on a shared file system that has written its file recently; after a crash it may be gone.
     fn recent_user(&self) -> Option<String> {
         if !self.is_shared() {
             return None;

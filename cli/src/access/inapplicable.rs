@@ -25,7 +25,7 @@ impl AccessArgs {
         mirror: Option<&Uri>,
         written: impl Fn(&str) -> String,
     ) -> Result<()> {
-        for (name, option) in self.given() {
+        for (name, option) in self.given_options() {
             let of_mirror = match option {
                 AccessOption::Connections | AccessOption::BucketStyle => mirror,
                 AccessOption::Endpoint
@@ -58,7 +58,7 @@ impl AccessArgs {
     }
 
     /// The options that are given, of those that have no effect on some sources.
-    fn given(&self) -> impl Iterator<Item = (&'static str, AccessOption)> {
+    fn given_options(&self) -> impl Iterator<Item = (&'static str, AccessOption)> {
         [
             ("endpoint", AccessOption::Endpoint, self.endpoint.is_some()),
             ("region", AccessOption::Region, self.region.is_some()),

@@ -99,7 +99,7 @@ impl FileHandles {
         self.handles.lock().get(&fh).map(|handle| handle.reader.clone())
     }
 
-    /// Prefetches the files that are opened next by who opens file `index`, which is `slice`.
+    /// Prefetches the files that the opener of file `index` is likely to open next. The file's content is `slice`.
     pub(crate) fn prefetch_after(self: &Arc<Self>, index: u32, slice: Slice) {
         if slice.len <= MAX_PREFETCHED_FILE_BYTES {
             let snapshot = self.snapshot.clone();

@@ -34,7 +34,7 @@ const WINDOW_BYTES: u64 = 32 << 20;
 const MAX_PENDING_BYTES: usize = 32 << 20;
 const MIN_COUNTED_BYTES: u64 = 16 << 10;
 
-/// The time for which nothing is fetched ahead after something could not be stored, or not be had: it would be fetched again by its
+/// The time for which nothing is fetched ahead after something could not be stored or fetched. It would be fetched again by its
 /// readers.
 const PREFETCH_FAILURE_PAUSE: Duration = Duration::from_secs(10);
 

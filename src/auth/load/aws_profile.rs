@@ -50,7 +50,7 @@ pub enum ProfileRoleWith {
 /// The settings of a profile.
 #[derive(Debug)]
 pub struct ProfileSettings {
-    /// The origin of the profile's keys; an error where they can't be had, which says nothing of the other settings:
+    /// The origin of the profile's keys. It is an error where they are not available, which says nothing of the other settings:
     /// [`Kind::Refused`] for a profile that is incomplete, or that only AWS's own tools can use.
     pub keys: Result<ProfileKeys>,
     /// The region.

@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn manifest_verified_lately_is_not_due() {
+    fn manifest_verified_recently_is_not_due() {
         let fixture = Fixture::new();
         let verify = |period: RangeInclusive<i64>| {
             let totals = verify_manifest(&fixture.cache, &fixture.id, &period, &|_| true);

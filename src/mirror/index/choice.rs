@@ -134,8 +134,8 @@ impl Mirror {
         stream::iter(lookups).buffered(REF_READS_IN_FLIGHT).try_collect().await
     }
 
-    /// The snapshot of a rank that `selector` has chosen: of a named checkpoint what its ref says, which is written first; of the
-    /// latest what its entry says, which alone tells what is complete.
+    /// Returns the snapshot of a rank that `selector` has chosen. Of a named checkpoint it is that of its ref, which is written
+    /// first; of the latest that of its entry, which alone tells what is complete.
     async fn chosen_manifest(
         &self,
         selector: &CheckpointSelector,
@@ -146,8 +146,8 @@ impl Mirror {
         Ok(if selector.name.is_some() { found.manifest } else { saved.manifest })
     }
 
-    /// Removes the oldest checkpoints of a project that are whole and complete, but for the `keep` newest of these, and for that of
-    /// `entered`, which was just saved. Returns those that it removed; damaged entries stay.
+    /// Removes the oldest whole and complete checkpoints of a project. The `keep` newest of these stay, and that of `entered`,
+    /// which was just saved; so do damaged entries. Returns the removed ones.
     ///
     /// # Errors
     /// Those of the store.

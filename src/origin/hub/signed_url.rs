@@ -25,8 +25,8 @@ const MAX_LIFETIME: Duration = Duration::from_secs(3600);
 /// The time before its expiry from which on a URL is not used any more: a request has to reach the storage, whose clock may differ
 /// a little.
 const EXPIRY_MARGIN: Duration = Duration::from_secs(30);
-/// The time that a request waits for another one to locate the same blob: as long as a fetch waits before it sends a second
-/// request, which would otherwise wait for the one that it is to replace.
+/// The time that a request waits for another one to locate the same blob. It is as long as a fetch waits before it sends a second
+/// request: that would otherwise wait for the one that it is to replace.
 const LOCATE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The location of a file's content.

@@ -103,13 +103,13 @@ impl TreeWalk {
                 // So that the pattern that ignores it is known to be of use.
                 let below = [path, b"/"].concat();
                 let what = EntryKind::Other("it can't be read");
-                self.found(WalkEntry { path: below, mtime: (0, 0), what });
+                self.add_entry(WalkEntry { path: below, mtime: (0, 0), what });
                 return Ok(());
             }
             opened => opened.map_err(|e| failure(&name, e))?,
         };
         let stat = rustix::fs::fstat(&fd).map_err(|e| failure(&name, e))?;
-        self.found(WalkEntry { path: path.to_vec(), mtime: mtime(&stat), what: EntryKind::Directory });
+        self.add_entry(WalkEntry { path: path.to_vec(), mtime: mtime(&stat), what: EntryKind::Directory });
         for child in Dir::read_from(&fd).map_err(|e| failure(&name, e))? {
             let child = child.map_err(|e| failure(&name, e))?;
             let name = child.file_name().to_bytes();
@@ -146,11 +146,12 @@ impl TreeWalk {
             FileType::Fifo => EntryKind::Other("it is a fifo"),
             _ => EntryKind::Other("it is a device"),
         };
-        self.found(WalkEntry { path, mtime: mtime(&stat), what });
+        self.add_entry(WalkEntry { path, mtime: mtime(&stat), what });
         Ok(())
     }
 
-    fn found(&mut self, entry: WalkEntry) {
+    /// Adds an entry to the batch, and sends a full batch.
+    fn add_entry(&mut self, entry: WalkEntry) {
         self.batch.push(entry);
         if self.batch.len() >= BATCH_ENTRIES {
             self.hand_over();

@@ -35,7 +35,7 @@ impl Peers {
         }
     }
 
-    /// Whether so many members have changed lately that other nodes may see a different membership.
+    /// Whether so many members have changed recently that other nodes may see a different membership.
     fn is_unstable(&self) -> bool {
         let view = self.members.view();
         // A lost member counts once: first it does not respond, then it is removed.

@@ -152,6 +152,7 @@ impl RealMounts {
     fn kill_fdstore(&self) {
         let replaced = || self.agent().log().matches("another fd store has").count();
         let before = replaced();
+        eventually("there is an fd store", || !self.env.machine.fdstores().is_empty());
         self.env.machine.kill_fdstore();
         eventually("another fd store has the mounts", || replaced() > before);
     }

@@ -47,7 +47,7 @@ impl BlockProvider for OneBlobProvider {
     }
 }
 
-/// What `count` is once it has not changed for longer than a peer waits for an answer.
+/// Waits until `count` has not changed for longer than a peer waits for a response, and returns it.
 pub async fn constant<T: PartialEq>(count: impl Fn() -> T) -> T {
     loop {
         let before = count();

@@ -119,6 +119,7 @@ fn happen(event: Event, node: &mut ContainerNode) {
             let replaced =
                 |node: &ContainerNode| node.agent.log().matches("another fd store has 1 of 1 mounts").count();
             let before = replaced(node);
+            eventually("there is an fd store", || !node.machine.fdstores().is_empty());
             node.machine.kill_fdstore();
             return eventually("another fd store has the base", || replaced(node) > before);
         }

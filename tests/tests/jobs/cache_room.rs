@@ -17,21 +17,21 @@ struct SmallDisk {
 
 impl SmallDisk {
     fn new(reserve: &str) -> Option<Self> {
+        let disk = LoopDisk::new(256 << 20)?;
         let machine = Machine::new().env("BDNFS_CACHE_RESERVE", reserve);
-        Some(Self { disk: LoopDisk::new(256 << 20)?, machine })
+        Some(Self { machine: machine.env("BDNFS_VOLUMES_DIR", disk.path().join("volumes")), disk })
     }
 
     /// One whose cache is on the disk, too.
     fn with_cache() -> Option<Self> {
         let disk = LoopDisk::new(256 << 20)?;
         let machine = Machine::new().with_cache(&disk.path().join("cache"));
-        Some(Self { disk, machine })
+        Some(Self { machine: machine.env("BDNFS_VOLUMES_DIR", disk.path().join("volumes")), disk })
     }
 
     fn agent(&self) -> AgentProcess {
-        let (mirror, dir) = (self.machine.directory("home").join("mirror"), self.disk.path().join("volumes"));
-        let mirror = format!("[mirror]\nurl = \"file://{}\"\n", mirror.display());
-        self.machine.agent(&format!("{mirror}[volumes]\ndir = \"{}\"\n", dir.display()))
+        let mirror = self.machine.directory("home").join("mirror");
+        self.machine.agent(&format!("[mirror]\nurl = \"file://{}\"\n", mirror.display()))
     }
 
     /// Runs a job with a training cache, and answers with its events.

@@ -83,12 +83,12 @@ impl FailingDisk {
         Some(failing)
     }
 
-    fn told(&self) -> Vec<String> {
+    fn event_texts(&self) -> Vec<String> {
         events(&self.saving.status(&self.number)).into_iter().map(|event| event.to_string()).collect()
     }
 
-    fn is_told(&self, begin: &str) -> bool {
-        self.told().iter().any(|event| event.starts_with(begin))
+    fn has_event_text(&self, begin: &str) -> bool {
+        self.event_texts().iter().any(|event| event.starts_with(begin))
     }
 
     /// Waits until the saver has met the fault and has told it, and gives the disk its blocks again.
@@ -98,7 +98,7 @@ impl FailingDisk {
         eventually("the saver meets the fault", is_logged);
         self.disk.empty_store();
         eventually("it is told", || {
-            self.is_told("\"one\" cannot be saved: the disk failed to write one/model-")
+            self.has_event_text("\"one\" cannot be saved: the disk failed to write one/model-")
         });
     }
 }
@@ -119,7 +119,7 @@ fn assert_saved_when_written_again(count: usize) {
     saving.machine.kill_savers();
     failing.flags.set("empty");
     saving.await_event(number, "saved two (generation 1");
-    assert!(!failing.is_told("saved one"), "{:?}", failing.told());
+    assert!(!failing.has_event_text("saved one"), "{:?}", failing.event_texts());
     assert_eq!(saving.files("bt://p@job/one"), None);
     failing.flags.set("again");
     saving.await_event(number, "saved one (generation 1, complete)");
@@ -139,14 +139,15 @@ fn job_that_ends_with_a_checkpoint_that_the_disk_failed_to_write_fails_and_keeps
     failing.flags.set("empty");
     let status = saving.ended(number);
     assert_eq!(status["state"], "TRAINING_JOB_FAILED", "{status}");
-    let refused = failing.told().iter().filter(|event| event.contains("the disk failed to write")).count();
-    assert!(refused <= 5, "{:?}", failing.told());
+    let refused =
+        failing.event_texts().iter().filter(|event| event.contains("the disk failed to write")).count();
+    assert!(refused <= 5, "{:?}", failing.event_texts());
     let why = "not all checkpoints could be saved: the disk failed to write one/model-";
-    assert!(failing.is_told(why), "{:?}", failing.told());
+    assert!(failing.has_event_text(why), "{:?}", failing.event_texts());
     assert!(
-        failing.is_told("one has content that the disk failed to write: it is kept in"),
+        failing.has_event_text("one has content that the disk failed to write: it is kept in"),
         "{:?}",
-        failing.told()
+        failing.event_texts()
     );
     assert!(failing.disk.path().join("volumes/default/jobs/job/checkpoints/one/model-2").exists());
     assert_eq!(saving.files("bt://p@job/one"), None);

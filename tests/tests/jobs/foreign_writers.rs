@@ -121,7 +121,7 @@ impl WriterCampaign {
             let Some((complete, files)) = saved_checkpoint(&mirror, &format!("bt://p@{id}/{name}")) else {
                 continue;
             };
-            // A file is logged a moment after it was closed.
+            // What Python closes is logged before, other files a moment after.
             let states = ClosedStates::read(&self.directory.join(&id));
             for (path, hash) in &files {
                 assert!(states.files.contains(hash), "{id}/{name}/{path} is torn");

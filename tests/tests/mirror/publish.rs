@@ -134,7 +134,7 @@ fn mirror_add_killed_is_resumed() {
     run(&env.machine, add).succeeds();
     let whole = begin.elapsed();
     let mut rng = Rng(20);
-    // More of them: KILLS=20 cargo nextest run -p bdnfs-tests a_killed_add
+    // More of them: KILLS=20 cargo nextest run -p bdnfs-tests mirror_add_killed_is_resumed
     let kills = std::env::var("KILLS").map_or(5, |kills| kills.parse().unwrap());
     for _ in 0..kills {
         if !objects(&mirror, "refs").is_empty() {

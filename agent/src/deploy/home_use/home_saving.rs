@@ -52,7 +52,7 @@ async fn save_later<U: HomeUser>(user: U, home: CacheHome) {
     let (own, is_first) = (home.clone(), user.is_first());
     let begin = move || {
         if is_first {
-            own.owe_save()?;
+            own.mark_save_pending()?;
         }
         own.try_retry_lock()
     };
@@ -166,7 +166,7 @@ async fn save_unused<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
             // The last one may name no mirror.
             if user.is_first() && !matches!(name_mirror(user, home).await, Ok(None)) {
                 let own = home.clone();
-                blocking(move || own.owe_save()).await?;
+                blocking(move || own.mark_save_pending()).await?;
             }
             user.note(format!("{home} is saved when the other jobs and containers on this node have ended"));
             return Ok(());
@@ -178,7 +178,7 @@ async fn save_unused<U: HomeUser>(user: &U, home: &CacheHome) -> Result<()> {
         UseEnd::Ended(lock) => lock,
     };
     let own = home.clone();
-    let is_owed = blocking(move || Ok(own.owes_save())).await?;
+    let is_owed = blocking(move || Ok(own.is_save_pending())).await?;
     if !user.is_first() && !is_owed {
         return Ok(());
     }

@@ -103,7 +103,7 @@ async fn home_that_cannot_be_saved_is_tried_again_after_the_save_interval() {
     owner.use_for_three_intervals().await;
     assert_eq!((*owner.opened.lock(), owner.notes.lock().len()), (3, 3));
     assert!(owner.notes.lock()[0].contains("tries again after save_interval: no secret"));
-    // Nor is there a lock to be had.
+    // Nor can the lock be taken.
     std::fs::remove_file(owner.home.path().join("sync.lock")).unwrap();
     std::fs::create_dir(owner.home.path().join("sync.lock")).unwrap();
     owner.make_due();
@@ -172,7 +172,7 @@ async fn home_that_could_not_be_saved_at_the_end_of_its_use_is_saved_when_the_mi
     }
     sleep(LONGEST_RETRY_INTERVAL * 2).await;
     assert_eq!(saves(), 1, "{:?}", owner.notes.lock());
-    assert!(owner.home.sync_state().unwrap().is_saved() && !owner.home.owes_save());
+    assert!(owner.home.sync_state().unwrap().is_saved() && !owner.home.is_save_pending());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -187,7 +187,7 @@ async fn home_that_is_left_to_a_user_without_a_mirror_is_saved_where_the_first_o
         let [used, last_used] = used;
         drop(used);
         save(&first, &home).await;
-        assert!(home.owes_save() && !home.sync_state().unwrap().is_saved(), "{:?}", first.notes.lock());
+        assert!(home.is_save_pending() && !home.sync_state().unwrap().is_saved(), "{:?}", first.notes.lock());
         drop(last_used);
         if is_mirror_known {
             save(&last, &home).await;
@@ -199,7 +199,7 @@ async fn home_that_is_left_to_a_user_without_a_mirror_is_saved_where_the_first_o
         let later = HomeOwner { is_unsaved: true, ..HomeOwner::new(directory.path(), false) };
         save(&later, &home).await;
         assert!(later.notes.lock()[0].ends_with("save it with `bdnfs project save`"));
-        assert!(home.owes_save() && !home.sync_state().unwrap().is_saved());
+        assert!(home.is_save_pending() && !home.sync_state().unwrap().is_saved());
     }
 }
 

@@ -114,8 +114,8 @@ pub fn enter(
     Ok(HiddenPlaces { covered: places.covered, hiding })
 }
 
-/// The directory to hide, so that what lies in `root` is hidden: `root` itself, or, as long as that is not mounted, the one above
-/// it that it will be mounted on. What the host mounts there later comes to lie below the cover.
+/// Returns the directory to cover in order to hide `root`. It is `root` itself, or, as long as that is not mounted, the directory
+/// above on which it will be mounted. What the host mounts there later comes to lie below the cover.
 fn covering(root: &Path) -> Result<PathBuf> {
     let mut directory = root;
     while !directory.try_exists().with_context(|| directory.display().to_string())? {
@@ -157,8 +157,8 @@ fn unmount_foreign_mounts(jobs: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Refuses mount locations of one job that can't be: one whose path leads over a file or a dangling link, and two that are
-/// one directory, or of which a link leads one into the other. Those below another are left out, which covers what the host has
+/// Refuses mount locations of one job that are impossible or clash. A path may not lead over a file or a dangling link; two may not
+/// be one directory, nor a link lead one into the other. Locations below another one are not checked: that covers what the host has
 /// there.
 ///
 /// # Errors

@@ -47,7 +47,7 @@ pub async fn find(pids: BTreeSet<i32>, device: u64) -> WrittenFiles {
             let _ = sender.blocking_send(None);
         }
     };
-    // Where there is no thread to be had, nothing is found.
+    // Where no thread can be started, nothing is found.
     let _ = std::thread::Builder::new().name("bdnfs-look".into()).spawn(look);
     collect(found).await
 }

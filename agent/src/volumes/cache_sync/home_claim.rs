@@ -16,15 +16,15 @@ use super::CacheSync;
 use super::home_report::{UnsavedElsewhere, is_recent, now, unsaved_message};
 use crate::volumes::cache_home::CacheHome;
 
-/// The time that a node waits for one that gives way to it, and the interval at which it looks: that one asks the mirror twice
+/// The time that a node waits for another to give way, and the interval at which it looks. The other one asks the mirror twice
 /// meanwhile.
 const CONTENTION_LIMIT: Duration = Duration::from_secs(20);
 const CONTENTION_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 impl CacheSync {
-    /// Claims the cache for this node, so that of several nodes that ask at once one begins and the others wait for what it saves:
-    /// `None` where it may begin. Each tells that it is about to begin before it looks who else is; of two that see each other, the
-    /// one with the lesser id goes on.
+    /// Claims the cache for this node: of several nodes that ask at once, one begins and the others wait for what it saves. Returns
+    /// `None` where this node may begin. Each tells that it is about to begin before it looks who else is; of two that see each
+    /// other, the one with the lesser id goes on.
     ///
     /// # Errors
     /// Those of the mirror; [`Kind::Disk`](bdnfs::error::Kind::Disk).
@@ -41,8 +41,8 @@ impl CacheSync {
         }
     }
 
-    /// Waits until those give way who told before this node, the node `own`, that they are about to begin: later ones have seen
-    /// that it is. Returns what is to be waited for where another node goes first.
+    /// Waits until the nodes that contended before this node, the node `own`, give way. Later ones have seen its report. Returns
+    /// what is to be waited for where another node goes first.
     async fn contend(&self, own: &str) -> Result<Option<UnsavedElsewhere>> {
         let give_up = Instant::now() + CONTENTION_LIMIT;
         let mut rivals: Option<Vec<HomeReport>> = None;

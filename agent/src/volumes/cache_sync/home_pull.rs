@@ -29,8 +29,8 @@ impl CacheHome {
         DirBuilder::new().mode(0o700).create(&incoming).with_context(failed)
     }
 
-    /// Moves what was pulled to its place, and notes that the home is now what the snapshot `target` is, but for the changes that
-    /// stay; the files `hidden` are among these, though they look as they did.
+    /// Moves pulled files into place and records snapshot `target` as the base. Local changes stay; the files `hidden` are changed,
+    /// too, though they look as they did.
     pub(super) fn finish_pull(
         &self,
         plan: &MergePlan,

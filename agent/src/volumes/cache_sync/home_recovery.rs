@@ -19,14 +19,15 @@ use crate::context::Context;
 use crate::volumes::cache_home::CacheHome;
 
 impl CacheHome {
-    /// Notes, of a home that has nothing, that what it gets is not durable.
+    /// Marks an empty home as filled without fsync. A crash of the node then loses what it gets, until [`end_use`](Self::end_use)
+    /// has flushed it.
     pub(super) fn begin_undurable(&self) -> Result<()> {
         let begun_in = Some(boot::id_line()?);
         self.write_sync_state(&SyncState { begun_in, ..self.sync_state()? })
     }
 
-    /// Removes what a begin that did not get to its end has left, and what one of another boot has pulled: it may not be what is in
-    /// the mirror. Nobody may use the home. Touches the local disk.
+    /// Removes pulled files that may differ from the mirror's: those of an interrupted begin, and those of a begin of another boot
+    /// that were never flushed. Nobody may use the home. Touches the local disk.
     pub(super) fn recover(&self) -> Result<()> {
         let state = self.sync_state()?;
         let Some(begun_in) = &state.begun_in else { return Ok(()) };

@@ -13,7 +13,7 @@ use crate::text;
 use crate::volumes::cache_home::CacheHome;
 use crate::volumes::node_identity::{NodeIdentity, host_name};
 
-/// The interval at which a node reports again on a home that it uses, so that others know that it lives.
+/// The interval at which a node reports again on a home in use. By that, other nodes know that it lives.
 pub const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// The greatest age of the last report of a living node: a few reports that failed, and clock differences.
 pub const LIVING_REPORT_AGE: Duration = Duration::from_secs(5 * 60);
@@ -50,7 +50,7 @@ impl CacheHome {
         mirror.put_home_report(&self.key(), &report).await
     }
 
-    /// Makes sure that no job or container of another node uses the cache, as far as those nodes have told `mirror` lately.
+    /// Makes sure that no job or container of another node uses the cache, as far as those nodes have told `mirror` recently.
     ///
     /// # Errors
     /// [`Kind::Busy`](bdnfs::error::Kind::Busy) where one does; those of the mirror.
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unsaved_changes_are_awaited_from_nodes_that_use_the_cache_and_reported_lately() {
+    fn unsaved_changes_are_awaited_from_nodes_that_use_the_cache_and_reported_recently() {
         let now = DateTime::from_timestamp(1_800_000_000, 0).unwrap();
         let report = |in_use, minutes| HomeReport {
             node: "0".into(),

@@ -27,7 +27,7 @@ impl CacheSync {
         }
     }
 
-    /// Brings the home to the snapshot `begun`, of which parts have come, where that can be had: they would count as changed here.
+    /// Brings the home to the snapshot `begun`, of which parts have come, where that is available: they would count as changed.
     /// Returns its state then.
     pub(super) async fn finish_begun(
         &self,
@@ -40,7 +40,7 @@ impl CacheSync {
             Ok(_) => self.with_home(CacheHome::sync_state).await,
             // It is damaged, or was collected, and never can: all else is tried again.
             Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NotFound) => {
-                tracing::warn!("{}: what an interrupted pull began cannot be had: {error}", self.home);
+                tracing::warn!("{}: cannot finish an interrupted pull: {error}", self.home);
                 Ok(state)
             }
             Err(error) => Err(error),

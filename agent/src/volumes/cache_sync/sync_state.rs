@@ -144,8 +144,8 @@ impl CacheHome {
         write_json(self.path(), SYNC_STATE_FILE, state).with_context(failed)
     }
 
-    /// Notes that a job is about to write to it, one of the boot `now` if it is to be saved; false where one of another boot did,
-    /// which ended under it. Touches the local disk.
+    /// Marks the home as in use by a job of boot `now`; `None` where the home is not to be saved. Returns false where a job of
+    /// another boot used it, and that boot ended before the job did. Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).
@@ -159,8 +159,8 @@ impl CacheHome {
         Ok(!is_torn)
     }
 
-    /// Notes that no job writes to it, when all that they wrote is on the disk, but for what that failed to write: a power cut does
-    /// no harm from then on. Touches the local disk.
+    /// Flushes the home, and clears the mark of [`begin_use`](Self::begin_use) once all writes are durable: a power cut does no
+    /// harm from then on. Content that the disk failed to write is recorded. Touches the local disk.
     ///
     /// # Errors
     /// [`Kind::Disk`](bdnfs::error::Kind::Disk), [`Kind::NoSpace`](bdnfs::error::Kind::NoSpace).

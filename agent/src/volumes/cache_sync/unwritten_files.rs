@@ -6,8 +6,8 @@ use bdnfs::volume::VolumeDirectory;
 use super::SyncState;
 use crate::volumes::cache_home::CacheHome;
 
-/// The value that stands for the boot of a home of which the disk failed to write some of the snapshot that it began with: it is
-/// none.
+/// The value of [`SyncState::begun_in`] that stands for no boot: the disk failed to write some of the snapshot that the home began
+/// with.
 const LOST: &str = "lost";
 
 impl CacheHome {

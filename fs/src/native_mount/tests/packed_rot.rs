@@ -108,7 +108,7 @@ fn native_mount_of_a_blob_found_damaged_after_its_pack_was_made_is_repaired() {
         let content = vec![7; size];
         fs::write(fixture.path("source/file"), &content).expect("written");
         let snapshot = fixture.staged();
-        // Lately verified, and so not read again.
+        // Recently verified, and so not read again.
         fixture.rot_since(offset, Duration::ZERO);
         let native = fixture.native(&snapshot);
         let mounted = fixture.mount(&native, &Options::default());
