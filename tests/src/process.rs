@@ -46,10 +46,18 @@ pub fn wait_for_exit(child: &mut Child, what: &str) -> ExitStatus {
 ///
 /// # Panics
 /// When it never does.
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub fn eventually(what: &str, holds: impl FnMut() -> bool) {
+    eventually_within(EVENTUALLY_TIMEOUT, what, holds);
+}
+
+/// Waits until `holds`, for `limit` at the most: for what is of the lowest priority beside tests that compute.
+///
+/// # Panics
+/// When it does not by then.
+pub fn eventually_within(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !holds() {
-        assert!(begin.elapsed() < EVENTUALLY_TIMEOUT, "{what}: not after {EVENTUALLY_TIMEOUT:?}");
+        assert!(begin.elapsed() < limit, "{what}: not after {limit:?}");
         sleep(Duration::from_millis(10));
     }
 }

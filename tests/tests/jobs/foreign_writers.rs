@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
-use bdnfs_tests::process::{eventually, kill_and_wait};
+use bdnfs_tests::process::{eventually, eventually_within, kill_and_wait};
 use bdnfs_tests::tools::writers_python_path;
 use bdnfs_tests::tree::Rng;
 use serde_json::Value;
@@ -19,6 +19,9 @@ use super::saving::{Files, SavingMachine, checkpoints, mirror, saved_checkpoint,
 const NIGHTLY_ROUNDS: usize = 40;
 /// The longest pause between two of them, in milliseconds: the start of a library, and what a checkpoint needs to settle.
 const PAUSE_MILLISECONDS: u64 = 15_000;
+
+/// How long the first checkpoint of a job may take: its saver has the lowest priority, and the other writers take all processors.
+const SAVED_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// What is killed.
 #[derive(Clone, Copy, Debug)]
@@ -172,7 +175,7 @@ impl WriterCampaign {
     fn finish(mut self) {
         self.start_job();
         let number = self.running.clone().unwrap();
-        eventually("it has saved one", || {
+        eventually_within(SAVED_TIMEOUT, "it has saved one", || {
             let status = self.saving.status(&number);
             assert!(status["ended"].is_null(), "{status:#}");
             checkpoints(&status).iter().any(|one| one.1 == "saved")
