@@ -48,21 +48,7 @@ impl BenchMount {
     /// # Errors
     /// As [`Self::new`].
     pub fn plain(lab: &BenchEnv, source: &str, room: &Path, wait: bool) -> Result<Self> {
-        Self::with_options(lab, source, room, wait, &[])
-    }
-
-    /// Mounts `source` with `options` of `bdnfs mount`, with its cache in `room`.
-    ///
-    /// # Errors
-    /// As [`Self::new`].
-    pub fn with_options(
-        lab: &BenchEnv,
-        source: &str,
-        room: &Path,
-        wait: bool,
-        options: &[&str],
-    ) -> Result<Self> {
-        Self::new(lab, &MountPlan { source, room, wait, env: &[], options, link: None })
+        Self::new(lab, &MountPlan { source, room, wait, env: &[], options: &[], link: None })
     }
 
     /// Mounts it.

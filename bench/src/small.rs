@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use crate::clients;
 use crate::data::{self, FILES_IN_DIRECTORY};
 use crate::lab::BenchEnv;
-use crate::mount::BenchMount;
+use crate::mount::{BenchMount, MountPlan};
 use crate::probe::{ProbeKind, TreeProbe};
 use crate::report::{BenchReport, Comparison};
 use crate::run::{self, RunningProgram};
@@ -24,6 +24,8 @@ const ABOUT: &str = "Files of 8 KiB in directories of 1,000, all local (open, re
 const STAGED: &str = "mount --wait of local files; the cache is new";
 /// The type of an EROFS in statfs(2): `EROFS_SUPER_MAGIC_V1` of linux/magic.h.
 const EROFS_MAGIC: FsWord = 0xe0f5_e1e2;
+/// The options of `bdnfs mount` for a mount that is an EROFS when all of it is local.
+const NATIVE_OPTIONS: &[&str] = &["--via", "native"];
 /// How long a copy may take.
 const COPY_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long `ls -f` may take.
@@ -63,7 +65,7 @@ const fn case(name: &'static str, work: TreeWork, begin: CacheState) -> TreeCase
 }
 
 /// What is done with files that are local.
-pub(crate) const READ: [TreeCase; 5] = [
+pub(crate) const READ_CASES: [TreeCase; 5] = [
     case("open, close; 1 thread, hot", TreeWork::TreeProbe(ProbeKind::Open, 1), CacheState::Hot),
     case("open, close; 2 threads, hot", TreeWork::TreeProbe(ProbeKind::Open, 2), CacheState::Hot),
     case("open, read, close; hot", TreeWork::TreeProbe(ProbeKind::Read, 1), CacheState::Hot),
@@ -75,7 +77,7 @@ pub(crate) const READ: [TreeCase; 5] = [
     case("open, read, close; all cold", TreeWork::TreeProbe(ProbeKind::Read, 1), CacheState::Cold),
 ];
 
-const LISTED: [TreeCase; 5] = [
+const LIST_CASES: [TreeCase; 5] = [
     case("stat; hot", TreeWork::TreeProbe(ProbeKind::Stat, 1), CacheState::Hot),
     case("list and stat; hot", TreeWork::TreeProbe(ProbeKind::Walk, 1), CacheState::Hot),
     case("list and stat; cold", TreeWork::TreeProbe(ProbeKind::Walk, 1), CacheState::Cold),
@@ -90,11 +92,10 @@ const LISTED: [TreeCase; 5] = [
 pub fn measure(lab: &BenchEnv, report: &mut BenchReport) -> Result<()> {
     let (small, listed) = (lab.sizes.small, lab.sizes.listed);
     report.group("small", "Many files", format!("{ABOUT} {small} files; {listed} in the one directory."));
-    let options = &[];
-    with_tree(lab, report, &READ, || {
-        SmallFiles::make(lab, small, FILES_IN_DIRECTORY, SMALL_FILE_BYTES, options)
+    with_tree(lab, report, &READ_CASES, || {
+        SmallFiles::make(lab, small, FILES_IN_DIRECTORY, SMALL_FILE_BYTES, false)
     })?;
-    with_tree(lab, report, &LISTED, || SmallFiles::make(lab, listed, listed, TINY_FILE_BYTES, options))
+    with_tree(lab, report, &LIST_CASES, || SmallFiles::make(lab, listed, listed, TINY_FILE_BYTES, false))
 }
 
 fn with_tree(
@@ -111,38 +112,13 @@ fn with_tree(
 }
 
 /// A file system that a mount of [`SmallFiles`] is compared with.
-pub(crate) trait Baseline {
-    /// How reports call it.
-    fn name(&self) -> &str;
-
-    /// Mounts it anew, so that the kernel has only pages of its device in memory. Nothing for a file system that stays mounted.
-    ///
-    /// # Errors
-    /// The kernel's.
-    fn mount(&self) -> Result<()>;
-
+pub(crate) struct Baseline<'a> {
+    /// Its name in reports.
+    pub(crate) name: &'a str,
     /// The directory with the files.
-    fn directory(&self) -> &Path;
-}
-
-/// The disk's own file system, with the source of the mount.
-struct DiskBaseline<'a> {
-    name: &'a str,
-    source: &'a Path,
-}
-
-impl Baseline for DiskBaseline<'_> {
-    fn name(&self) -> &str {
-        self.name
-    }
-
-    fn mount(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn directory(&self) -> &Path {
-        self.source
-    }
+    pub(crate) directory: &'a Path,
+    /// Mounts it anew, so that the kernel has only pages of its device in memory; nothing for the disk's own.
+    pub(crate) mount: &'a dyn Fn() -> Result<()>,
 }
 
 /// A directory with many files.
@@ -155,12 +131,12 @@ pub(crate) struct SmallFiles {
     read: bool,
     /// How many seconds a hot case runs.
     hot: u64,
-    /// The options of `bdnfs mount`.
-    options: &'static [&'static str],
+    /// Whether its mounts are native.
+    native: bool,
 }
 
 impl SmallFiles {
-    /// Makes `files` of `size` bytes, and mounts them once with `options`.
+    /// Makes `files` of `size` bytes, and mounts them once; `native`: by an EROFS.
     ///
     /// # Errors
     /// The disk's, and those of `bdnfs mount`.
@@ -169,23 +145,26 @@ impl SmallFiles {
         files: usize,
         per_directory: usize,
         size: usize,
-        options: &'static [&'static str],
+        native: bool,
     ) -> Result<Self> {
         // Each small file takes a block of 4 KiB at the least, in the source and in the cache, and an inode.
         let room = lab.room("small", 2 * (files * (size + (8 << 10))) as u64)?;
         let source = room.path().join("source");
         data::tree(&source, files, per_directory, size)?;
         let (read, hot) = (size == SMALL_FILE_BYTES, lab.sizes.hot);
-        let tree = Self { room, source, files, per_directory, read, hot, options };
+        let tree = Self { room, source, files, per_directory, read, hot, native };
         tree.mount(lab)?;
         Ok(tree)
     }
 
     fn mount(&self, lab: &BenchEnv) -> Result<BenchMount> {
-        let mount = BenchMount::with_options(lab, &self.uri(), self.room.path(), self.read, self.options)?;
+        let (source, options) = (self.uri(), if self.native { NATIVE_OPTIONS } else { &[] });
+        let (room, wait) = (self.room.path(), self.read);
+        let mount =
+            BenchMount::new(lab, &MountPlan { source: &source, room, wait, env: &[], options, link: None })?;
         // One that can't become native works all the same, and says so in a note only.
         let is_native = statfs(mount.point()).context("cannot look at a mount")?.f_type == EROFS_MAGIC;
-        ensure!(is_native || !self.options.contains(&"native"), "the mount stayed with the agent");
+        ensure!(is_native == self.native, "the mount stayed with the agent");
         Ok(mount)
     }
 
@@ -222,7 +201,8 @@ impl SmallFiles {
     /// # Errors
     /// Those of the mount and of what is done in it.
     pub(crate) fn compare(&self, lab: &BenchEnv, case: &TreeCase) -> Result<Comparison> {
-        self.compare_with(lab, case, &DiskBaseline { name: &lab.native, source: &self.source })
+        let (name, directory) = (&lab.native, &self.source);
+        self.compare_with(lab, case, &Baseline { name, directory, mount: &|| Ok(()) })
     }
 
     /// Compares the mount with another file system that has the same files.
@@ -233,11 +213,11 @@ impl SmallFiles {
         &self,
         lab: &BenchEnv,
         case: &TreeCase,
-        baseline: &dyn Baseline,
+        baseline: &Baseline<'_>,
     ) -> Result<Comparison> {
         if case.begin == CacheState::Mounted {
             // What lies below the mount is to be in memory, and so is what it is compared with.
-            self.work(case, baseline.directory())?;
+            self.work(case, baseline.directory)?;
             self.work(case, self.mount(lab)?.point())?;
         }
         // What is hot is repeated within each turn.
@@ -246,15 +226,15 @@ impl SmallFiles {
             // A new mount for each turn: nothing of the last one is cached in it.
             let mount = match side {
                 Side::Bdnfs => Some(self.mount(lab)?),
-                Side::Baseline => baseline.mount().map(|()| None)?,
+                Side::Baseline => (baseline.mount)().map(|()| None)?,
             };
-            let directory = mount.as_ref().map_or(baseline.directory(), BenchMount::point);
+            let directory = mount.as_ref().map_or(baseline.directory, BenchMount::point);
             if case.begin == CacheState::Cold {
                 lab.drop_caches()?;
             }
             self.work(case, directory)
         })?;
-        Ok(Comparison::new(case.name, MeasureUnit::Files, baseline.name(), sides))
+        Ok(Comparison::new(case.name, MeasureUnit::Files, baseline.name, sides))
     }
 
     fn work(&self, case: &TreeCase, directory: &Path) -> Result<f64> {
