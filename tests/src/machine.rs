@@ -219,11 +219,7 @@ impl Machine {
 
     /// The processes that hold the mounts of this machine's agent.
     pub fn fdstores(&self) -> Vec<Pid> {
-        // The agent that starts one has its lock open until that has executed its program.
-        let agents = self.agent_pids();
-        let mut fdstores = self.having_open("holder.lock");
-        fdstores.retain(|pid| !agents.contains(pid));
-        fdstores
+        self.without_agents(self.having_open("holder.lock"))
     }
 
     /// Kills what holds the mounts of this machine's agent, and waits until it is gone.
@@ -257,10 +253,16 @@ impl Machine {
     /// the thread that started them for a moment.
     fn starting_savers(&self) -> Vec<Pid> {
         let is_log = |path: &Path| path.ends_with("saver.log") && self.is_own(path);
-        let agents = self.agent_pids();
-        let mut starting = processes_with_open(|_| true, is_log);
-        starting.retain(|pid| !agents.contains(pid) && *pid != rustix::process::getpid());
+        let mut starting = self.without_agents(processes_with_open(|_| true, is_log));
+        starting.retain(|pid| *pid != rustix::process::getpid());
         starting
+    }
+
+    /// The `processes` but for the agent: it has the lock or log of a process that it starts open until that executes its program.
+    fn without_agents(&self, mut processes: Vec<Pid>) -> Vec<Pid> {
+        let agents = self.agent_pids();
+        processes.retain(|pid| !agents.contains(pid));
+        processes
     }
 
     /// Whether a path is on this machine.

@@ -245,7 +245,7 @@ async fn agent_asked_by_stranger_or_other_tenant_answers_nothing() {
     let first = get(client("friend", "ca"), "default", &content).await.expect("served").expect("there");
     assert!(first == content[..MIB], "what a friend gets is right");
     // More than that where an answer came too late, and is counted later still.
-    let sent = trust::constant(|| a.cluster()["sent"].as_u64()).await;
+    let sent = trust::await_constant(|| a.cluster()["sent"].as_u64()).await;
     assert!(sent >= Some(MIB as u64), "{sent:?}");
     for (content, what) in [(&content[..], "what is there"), (&absent, "what isn't")] {
         for tenant in ["default", "red"] {

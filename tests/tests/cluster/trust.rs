@@ -48,7 +48,7 @@ impl BlockProvider for OneBlobProvider {
 }
 
 /// Waits until `count` has not changed for longer than a peer waits for a response, and returns it.
-pub async fn constant<T: PartialEq>(count: impl Fn() -> T) -> T {
+pub async fn await_constant<T: PartialEq>(count: impl Fn() -> T) -> T {
     loop {
         let before = count();
         tokio::time::sleep(Duration::from_millis(1500)).await;
@@ -159,7 +159,7 @@ async fn peer_server_serves_own_tenants_of_known_nodes_only() {
     let right = Some(Bytes::from_static(CONTENT));
     assert_eq!(get(client("blue.zone-1", "ca"), "owner", serving.port, "blue").await.expect("served"), right);
     // More than that where an answer came too late, and is counted later still.
-    let sent = constant(|| serving.server.sent()).await;
+    let sent = await_constant(|| serving.server.sent()).await;
     assert!(sent >= CONTENT.len() as u64, "{sent}");
     // What is another tenant's looks as if it were not there.
     for (id, tenant) in [("red", "blue"), ("blue.zone-1", "red"), ("red", "red")] {
