@@ -42,16 +42,10 @@ assert os.path.exists(os.path.join(os.environ["BT_SCRATCH_DIR"], "called")) == (
 "#;
 
 /// Installs a package with uv, whose cache is on the same file system, so that it makes hard links; `cold` or `warm` as [`COMPILE`].
-const INSTALL: &str = r#"
-import os, subprocess, sys, zipfile
-
-wheel = "tiny-1.0-py3-none-any.whl"
-if sys.argv[1] == "cold":
-    with zipfile.ZipFile(wheel, "w") as file:
-        file.writestr("tiny/__init__.py", "ANSWER = 42\n")
-        file.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
-        file.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        file.writestr("tiny-1.0.dist-info/RECORD", "")
+const INSTALL: &str = concat!(
+    include_str!("tiny_wheel.py"),
+    r#"
+import subprocess, sys
 site = f"site-{len([name for name in os.listdir() if name.startswith('site-')])}"
 os.environ["UV_CACHE_DIR"] = os.path.abspath("uv")
 archives = lambda: sorted(os.listdir("uv/archive-v0")) if os.path.exists("uv/archive-v0") else []
@@ -64,7 +58,8 @@ assert os.stat(installed).st_nlink == 2
 sys.path.insert(0, site)
 import tiny
 assert tiny.ANSWER == 42
-"#;
+"#
+);
 
 /// Runs `script` as a job on one node, with an empty cache, then on another node and on the first one again, where all is found that the
 /// job before has left.

@@ -10,15 +10,12 @@ use super::kit::{job, submitted, text};
 use super::saved_caches::{SavingNodes, cached};
 
 /// Fills the cache: a package that pip has installed, its bytecode, a repository, objects of a C program and a database.
-const FILL: &str = r#"set -e; cd $BT_PROJECT_CACHE_DIR; unset PYTHONDONTWRITEBYTECODE; export PIP_DISABLE_PIP_VERSION_CHECK=1
+const FILL: &str = concat!(
+    r#"set -e; cd $BT_PROJECT_CACHE_DIR; unset PYTHONDONTWRITEBYTECODE; export PIP_DISABLE_PIP_VERSION_CHECK=1
 $PYTHON - <<'END'
-import zipfile
-with zipfile.ZipFile("tiny-1.0-py3-none-any.whl", "w") as wheel:
-    wheel.writestr("tiny/__init__.py", "ANSWER = 42\n")
-    wheel.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
-    wheel.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-    wheel.writestr("tiny-1.0.dist-info/RECORD", "")
-END
+"#,
+    include_str!("tiny_wheel.py"),
+    r#"END
 $PYTHON -m pip install --quiet --no-index --find-links . --target site --root-user-action ignore tiny
 PYTHONPATH=site $PYTHON -c 'import tiny'
 git init -q repository; cd repository
@@ -32,7 +29,8 @@ with sqlite3.connect("rows.db") as rows:
     rows.execute("PRAGMA journal_mode=WAL")
     rows.execute("CREATE TABLE rows (writer INTEGER, number INTEGER)")
     rows.executemany("INSERT INTO rows VALUES (-1, ?)", [(n,) for n in range(1000)])
-END"#;
+END"#
+);
 
 /// Asserts that each program finds what it left, and takes it for current.
 const LOOK: &str = r#"set -e; cd $BT_PROJECT_CACHE_DIR; unset PYTHONDONTWRITEBYTECODE
